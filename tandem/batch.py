@@ -1,0 +1,152 @@
+"""What flows between the five steps: prompts, rollouts, rewards, the result of an update, an evaluation.
+
+A per-token quantity of responses is a matrix [B, L]: one row per response, L the longest one, zeros to the
+right. These small matrices are the only padding in Tandem: the model itself runs on packed sequences.
+
+    P prompts, n responses each:  B = P * n responses, in the order of the prompts
+    group_ids       [B]     0 0 0 0 1 1 1 1        which prompt each response answers
+    response_mask   [B, L]  1 1 1 0                tokens that the policy wrote and that enter the loss; may have gaps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One row of the data, tokenised. `tokens` is what the policy reads, special tokens included."""
+
+    tokens: tuple[int, ...]
+    text: str
+    ground_truth: Any = None
+    data_source: str = ""
+    extra_info: Any = None
+    prompt_id: int = 0  # position in the whole run's stream of prompts: one id for each draw, used to seed the sampling
+
+
+@dataclass(frozen=True)
+class Response:
+    """One finished response, as an engine hands it out. `tokens` includes the EOS token where one was drawn."""
+
+    group: int  # index of its prompt in the batch
+    index: int  # number within its group, 0 .. n-1
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]  # of each token, under the distribution that it was drawn from
+    text: str  # decoded, without special tokens and without the stop string
+    finish_reason: str  # "stop": EOS or stop string, "length": cut off at the limit
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Groups of responses to a batch of prompts, with the log-probs kept while sampling."""
+
+    prompts: tuple[Prompt, ...]
+    group_ids: Int[Tensor, " B"]
+    response_tokens: Int[Tensor, "B L"]
+    response_lengths: Int[Tensor, " B"]
+    response_mask: Bool[Tensor, "B L"]
+    rollout_logprobs: Float[Tensor, "B L"]
+    texts: tuple[str, ...]
+    finish_reasons: tuple[str, ...]
+    temperature: float = 1.0
+    policy_version: int = 0
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @property
+    def truncated(self) -> Bool[Tensor, " B"]:
+        """True where a response was cut off at the length limit."""
+        return torch.tensor([reason == "length" for reason in self.finish_reasons], dtype=torch.bool)
+
+    def prompt_of(self, row: int) -> Prompt:
+        """The prompt that response `row` answers."""
+        return self.prompts[int(self.group_ids[row])]
+
+    @staticmethod
+    def from_responses(
+        prompts: Sequence[Prompt], responses: Sequence[Response], *, temperature: float = 1.0, policy_version: int = 0
+    ) -> Rollouts:
+        """Order finished responses by (group, index) and lay them out as matrices."""
+        ordered = sorted(responses, key=lambda response: (response.group, response.index))
+        lengths = torch.tensor([len(response.tokens) for response in ordered], dtype=torch.int64)
+        width = max([1, *(len(response.tokens) for response in ordered)])
+        tokens = torch.zeros(len(ordered), width, dtype=torch.int64)
+        logprobs = torch.zeros(len(ordered), width, dtype=torch.float32)
+        for row, response in enumerate(ordered):
+            tokens[row, : len(response.tokens)] = torch.tensor(response.tokens, dtype=torch.int64)
+            logprobs[row, : len(response.tokens)] = torch.tensor(response.logprobs, dtype=torch.float32)
+        return Rollouts(
+            prompts=tuple(prompts),
+            group_ids=torch.tensor([response.group for response in ordered], dtype=torch.int64),
+            response_tokens=tokens,
+            response_lengths=lengths,
+            response_mask=torch.arange(width)[None, :] < lengths[:, None],
+            rollout_logprobs=logprobs,
+            texts=tuple(response.text for response in ordered),
+            finish_reasons=tuple(response.finish_reason for response in ordered),
+            temperature=temperature,
+            policy_version=policy_version,
+        )
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """The score of each response. Where `valid` is False there is none, and `values` holds 0 as a placeholder only."""
+
+    values: Float[Tensor, " B"]
+    valid: Bool[Tensor, " B"]
+    problems: Mapping[int, str] = field(default_factory=dict)  # row -> why it has no reward
+    metrics: Mapping[str, float] = field(default_factory=dict)  # extra keys of the reward function, averaged
+
+    @property
+    def mean(self) -> float:
+        """Mean over valid rewards; NaN where there are none."""
+        return float(self.values[self.valid].double().mean()) if bool(self.valid.any()) else float("nan")
+
+    @property
+    def std(self) -> float:
+        """Sample standard deviation over valid rewards; 0 where there are fewer than two."""
+        return float(self.values[self.valid].double().std()) if int(self.valid.sum()) > 1 else 0.0
+
+    @property
+    def num_invalid(self) -> int:
+        """How many responses have no reward."""
+        return int((~self.valid).sum())
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What one step's update did. Means are over all tokens in the loss, of all mini-batches and epochs."""
+
+    loss: float
+    kl: float | None  # against the reference; None without one
+    entropy: float | None
+    ratio_mean: float
+    ratio_max: float
+    clip_fraction: float
+    grad_norm: float  # before clipping, mean over the mini-batches
+    lr: float
+    num_updates: int  # optimizer steps taken
+    num_skipped: int  # optimizer steps left out because loss or gradient was not finite
+    policy_version: int
+    logprobs: Float[Tensor, "B L"] | None = None  # of the response tokens, at the last pass over each
+    ratio: Float[Tensor, "B L"] | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Held-out results: name of the metric -> value, such as `pass@1`, `pass@1_stderr`, `source/pass@1`."""
+
+    step: int
+    metrics: Mapping[str, float]
+    num_prompts: int
+    num_invalid: int = 0

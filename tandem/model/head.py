@@ -1,0 +1,33 @@
+"""From hidden states to logits, the same in both phases."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tandem.errors import ModelError
+
+
+def head_logits(model: PreTrainedModel, hidden: Float[Tensor, "N D"]) -> Float[Tensor, "N V"]:
+    """Logits in float32, with the scaling or softcap that the architecture itself applies after `lm_head`.
+
+    The product is taken in the head's own dtype (float32 unless `model.head_dtype` says otherwise).
+
+    Raises:
+        ModelError: The model has no output embeddings (`lm_head`).
+    """
+    head = model.get_output_embeddings()
+    if head is None:
+        raise ModelError(f"{type(model).__name__} has no lm_head", remedy="use a ...ForCausalLM architecture")
+    logits = head(hidden.to(head.weight.dtype)).float()
+    settings = model.config.to_dict()
+    if settings.get("logit_scale") is not None:  # Cohere
+        logits = logits * settings["logit_scale"]
+    if settings.get("logits_scaling") is not None:  # Granite
+        logits = logits / settings["logits_scaling"]
+    softcap = settings.get("final_logit_softcapping")  # Gemma-2
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    return logits
