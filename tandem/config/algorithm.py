@@ -1,0 +1,64 @@
+"""Section `algorithm`: advantages and the loss."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tandem.config.section import Auto, NonNegative, Positive, Section, Text
+
+ClipLow = Annotated[float, Field(gt=0, le=1)]
+ClipDual = Annotated[float, Field(gt=1)]
+
+
+class AlgorithmConfig(Section):
+    """Advantages and the loss."""
+
+    preset: Literal["notes", "grpo", "dr_grpo"] | None = Field(
+        None, description="A named collection of settings, in several sections; keys that are given otherwise win."
+    )
+    normalize_std: Literal["none", "group", "batch"] = Field(
+        "none", description="Divide advantages by the standard deviation of the rewards of the group, the step, or not."
+    )
+    loss_aggregation: Literal["token_mean", "sequence_mean", "token_sum", "sequence_sum", "constant"] = Field(
+        "token_mean",
+        description=(
+            "How the losses of tokens become one: token_mean = over all tokens; sequence_mean = mean over each "
+            "response, then over responses; token_sum = plain sum; sequence_sum = sum over each response, then mean "
+            "over responses; constant = sequence_sum divided by rollout.max_response_length."
+        ),
+    )
+    clip_low: ClipLow = Field(0.2, description="The ratio is clipped below at 1 - clip_low.")
+    clip_high: Positive = Field(0.2, description="The ratio is clipped above at 1 + clip_high.")
+    clip_dual: ClipDual | None = Field(
+        None, description="For negative advantages, the ratio counts for this much at most (dual clip). null = off."
+    )
+    old_logprobs: Auto | Literal["update", "rollout", "recompute"] = Field(
+        "auto",
+        description=(
+            "Log-probs of the policy that wrote the responses: update = those of the update itself (one update per "
+            "step); rollout = those kept while sampling; recompute = a pass of their own before the first update. "
+            "auto = the cheapest that is exact."
+        ),
+    )
+    idle_groups: Literal["keep", "drop"] = Field(
+        "keep",
+        description="Groups whose rewards are all equal: keep them in the denominator of the loss, or drop them.",
+    )
+    mask_truncated: bool = Field(
+        False, description="Leave responses that were cut off at max_response_length out of the loss."
+    )
+    kl_coef: NonNegative = Field(
+        0.0, description="Weight of the KL divergence from the reference in the loss; above 0 the reference is loaded."
+    )
+    kl_estimator: Literal["k1", "k2", "k3"] = Field(
+        "k3",
+        description="Estimate of the KL divergence per token, with d = ref_logprob - logprob: k1 = -d, k2 = d^2 / 2, "
+        "k3 = exp(d) - d - 1.",
+    )
+    entropy_coef: NonNegative = Field(0.0, description="Weight of the entropy bonus in the loss.")
+    reference: Text | None = Field(
+        None,
+        description="Model folder or hub name of the reference. null = the policy as it was before the first step.",
+    )

@@ -1,0 +1,32 @@
+"""Section `evaluation`: held-out prompts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from tandem.config.section import Count, CountOrZero, NamedTexts, NonNegative, Section, Text
+
+Metric = Annotated[str, Field(pattern=r"^(.+/)?pass@[1-9][0-9]*$")]
+
+
+class EvaluationConfig(Section):
+    """Held-out prompts."""
+
+    data: Text | NamedTexts | None = Field(
+        None, description="Held-out prompts: a file or hub name, or {name: file} for several. null = none."
+    )
+    every: CountOrZero = Field(
+        10, description="Steps between evaluations. 0 = only before the first and after the last."
+    )
+    n: Count = Field(1, description="Responses per held-out prompt; pass@k is estimated for k up to n.")
+    temperature: NonNegative | None = Field(
+        None, description="Temperature of the evaluation; 0 = the likeliest token always. null = rollout.temperature."
+    )
+    metric: Metric = Field(
+        "pass@1", description="What keep_best and patience go by: pass@k, or name/pass@k of one of several sets."
+    )
+    patience: Count | None = Field(
+        None, description="Stop after so many evaluations in a row without a new best. null = never."
+    )

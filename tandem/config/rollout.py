@@ -1,0 +1,35 @@
+"""Section `rollout`: how the policy answers prompts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from tandem.config.section import Auto, Count, Positive, Section, Texts
+
+TopP = Annotated[float, Field(gt=0, le=1)]
+
+
+class RolloutConfig(Section):
+    """How the policy answers prompts."""
+
+    n: Count = Field(8, description="Responses per prompt: the size of a group.")
+    max_response_length: Count = Field(1024, description="Longest response, in tokens; longer ones are cut off.")
+    temperature: Positive = Field(
+        1.0, description="Logits are divided by it, while sampling and in training. 1 = the model's own distribution."
+    )
+    top_p: TopP = Field(
+        1.0,
+        description="Sample only from the likeliest tokens that together have this probability. 1 = from all tokens.",
+    )
+    top_k: Count | None = Field(None, description="Sample only from so many likeliest tokens. null = from all tokens.")
+    stop: Texts = Field(
+        (),
+        description="Texts that end a response, beside every EOS token of the model's generation config.",
+    )
+    max_concurrent: Count = Field(256, description="Most responses decoded at once.")
+    kv_cache_gib: Positive | Auto = Field(
+        "auto",
+        description="Memory for keys and values while sampling, in GiB. auto = what max_concurrent responses need.",
+    )
