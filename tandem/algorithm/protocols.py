@@ -1,0 +1,125 @@
+"""What an advantage function and a loss look like, for those who bring their own.
+
+Both are called with keywords only. A function names those that it needs and ends in `**_` for the rest, so that it goes
+on working when there are more of them:
+
+    def loss(*, logprobs, advantages, response_mask, **_):
+        return -advantages * logprobs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tandem.algorithm.masked import Aggregation
+
+
+class AdvantageFunction(Protocol):
+    """Says how much better each response, or each of its tokens, is than expected."""
+
+    def __call__(
+        self,
+        *,
+        rewards: Float[Tensor, " B"],
+        valid: Bool[Tensor, " B"],
+        group_ids: Int[Tensor, " B"],
+        response_mask: Bool[Tensor, "B L"],
+    ) -> Float[Tensor, " B"] | Float[Tensor, "B L"]:
+        """Advantages per response [B] or per token [B, L], finite wherever `valid`. Larger is better.
+
+        Args:
+            rewards: Reward of each response; meaningless where it is not `valid`.
+            valid: False where a response has no reward or no token in the loss. Its advantage is set to 0.
+            group_ids: Which prompt each response answers.
+            response_mask: True on the tokens that enter the loss.
+        """
+        ...
+
+
+class LossFunction(Protocol):
+    """Computes the loss of one micro-batch."""
+
+    def __call__(
+        self,
+        *,
+        logprobs: Float[Tensor, "b L"],
+        old_logprobs: Float[Tensor, "b L"],
+        ref_logprobs: Float[Tensor, "b L"] | None,
+        advantages: Float[Tensor, "b L"],
+        response_mask: Bool[Tensor, "b L"],
+        weights: Float[Tensor, "b L"],
+        entropy: Float[Tensor, "b L"] | None,
+    ) -> Float[Tensor, "b L"] | Float[Tensor, ""]:
+        """Token losses [b, L], which are then summed with `weights`; or one number, used as it is.
+
+        One number must have the denominators of the whole mini-batch, as `(weights * token_losses).sum()` has: the
+        numbers of the micro-batches are added up, not averaged. Every matrix is 0 outside of `response_mask`.
+
+        Args:
+            logprobs: Of the response tokens under the policy, with gradient, at the sampling temperature.
+            old_logprobs: Under the policy that the step began with.
+            ref_logprobs: Under the reference; None where there is none.
+            advantages: Of each token.
+            response_mask: True on the tokens that enter the loss.
+            weights: Each token's share in the loss of the whole mini-batch (`token_weights`).
+            entropy: Of the distribution that each token was drawn from, in nats; None where it was not computed.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """The loss of one micro-batch, and what there is to report about it.
+
+    Micro-batches add up: the sum of their `loss` is the loss of the mini-batch, and the sum of a metric over the sum of
+    `num_tokens` is its mean over all tokens.
+    """
+
+    loss: Float[Tensor, ""]  # to call backward() on; its denominators are those of the whole mini-batch
+    num_tokens: Int[Tensor, ""]  # tokens in the loss
+    metrics: Mapping[str, Float[Tensor, ""]]  # name of a mean over tokens -> its sum over these tokens, no gradient
+    ratio: Float[Tensor, "b L"]  # policy over old policy, no gradient, 0 outside of the mask
+
+
+@runtime_checkable
+class Loss(Protocol):
+    """What the trainer works with: `ClippedSurrogate`, or `FunctionLoss` around a `LossFunction`."""
+
+    @property
+    def aggregation(self) -> Aggregation:
+        """How token losses become one loss: the first argument of `token_weights`."""
+        ...
+
+    @property
+    def constant_length(self) -> float | None:
+        """The `constant` of `token_weights`."""
+        ...
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether `ref_logprobs` must be given."""
+        ...
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether `entropy` must be given, with gradient. Without, it is only reported."""
+        ...
+
+    def __call__(
+        self,
+        *,
+        logprobs: Float[Tensor, "b L"],
+        old_logprobs: Float[Tensor, "b L"],
+        advantages: Float[Tensor, "b L"] | Float[Tensor, "b 1"],
+        response_mask: Bool[Tensor, "b L"],
+        weights: Float[Tensor, "b L"],
+        ref_logprobs: Float[Tensor, "b L"] | None = None,
+        entropy: Float[Tensor, "b L"] | None = None,
+    ) -> LossOutput:
+        """The loss of one micro-batch. Whatever stands outside of `response_mask`, NaN included, has no effect."""
+        ...
