@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import Field
 
 from tandem.config.section import Count, CountOrZero, NamedTexts, NonNegative, Section, Text
-
-Metric = Annotated[str, Field(pattern=r"^(.+/)?pass@[1-9][0-9]*$")]
 
 
 class EvaluationConfig(Section):
@@ -24,7 +20,7 @@ class EvaluationConfig(Section):
     temperature: NonNegative | None = Field(
         None, description="Temperature of the evaluation; 0 = the likeliest token always. null = rollout.temperature."
     )
-    metric: Metric = Field(
+    metric: Text = Field(
         "pass@1", description="What keep_best and patience go by: pass@k, or name/pass@k of one of several sets."
     )
     patience: Count | None = Field(

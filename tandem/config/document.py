@@ -1,0 +1,205 @@
+"""YAML in and out: values together with the place where each was written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+from yaml.events import AliasEvent
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from tandem.errors import Problem
+
+KeyPath = tuple[str, ...]
+
+# The scalars of YAML 1.2: 1e-5 is a number, `no` and 2024-01-01 are texts, 1_000 and 0o17 are not read as numbers.
+_INT = re.compile(r"[-+]?[0-9]+\Z")
+_FLOAT = re.compile(
+    r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?\Z|[-+]?\.(?:inf|Inf|INF)\Z|\.(?:nan|NaN|NAN)\Z"
+)
+_BOOL = re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z")
+_NULL = re.compile(r"(?:null|Null|NULL|~|)\Z")
+_PATTERNS = {"null": _NULL, "bool": _BOOL, "int": _INT, "float": _FLOAT}
+_TAG = "tag:yaml.org,2002:"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value was given, and for a scalar the text as it was written there."""
+
+    where: str | None
+    text: str | None = None
+
+
+@dataclass
+class Given:
+    """What a user gave: nested values, the place of each, and what could not be read."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    places: dict[KeyPath, Place] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def where(self, path: KeyPath) -> str | None:
+        """The place of `path`, or of the nearest key around it that has one."""
+        while path and path not in self.places:
+            path = path[:-1]
+        return self.places[path].where if path else None
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes only. Aliases are refused: they could make a small file endlessly large."""
+
+    yaml_implicit_resolvers: ClassVar[dict[Any, Any]] = {}  # scalars are told apart by `_scalar`, not by YAML 1.1
+
+    def compose_node(self, parent: Node | None, index: int) -> Node | None:
+        if self.check_event(AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.MarkedYAMLError(
+                problem="aliases (*name) are not supported: write the value again", problem_mark=mark
+            )
+        return super().compose_node(parent, index)
+
+
+def read_file(path: Path) -> Given:
+    """Read a YAML file; nothing is raised, problems are collected."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        problem = Problem(str(path), f"is not UTF-8 text: {error.reason} at byte {error.start}", "save it as UTF-8")
+        return Given(problems=[problem])
+    except OSError as error:
+        problem = Problem(str(path), f"cannot be read: {error.strerror}", "give the path of a YAML file")
+        return Given(problems=[problem])
+    return read_text(text, str(path))
+
+
+def read_text(text: str, name: str) -> Given:
+    """Read YAML text. `name` stands before the line numbers in messages."""
+    given = Given()
+    node = _compose(text, name, given)
+    if node is None:
+        return given
+    if not isinstance(node, MappingNode):
+        message = "holds no `section:` with `key: value` lines under it"
+        given.problems.append(
+            Problem(name, message, "begin with a section such as `rollout:`; mind the space after a colon")
+        )
+        return given
+    given.values = _Reader(given, name).mapping(node, ())
+    return given
+
+
+def read_value(text: str, path: KeyPath, given: Given) -> Any:
+    """Read the value of `a.b=value` from the command line: YAML, but mappings and lists only in {} and []."""
+    where = "command line"
+    node = _compose(text, where, given, key=".".join(path))
+    is_block = isinstance(node, MappingNode | SequenceNode) and not node.flow_style
+    if node is None or is_block:  # such as `Answer: a number`, meant as it stands
+        given.places[path] = Place(where, text)
+        return text
+    given.places[path] = Place(where, node.value if isinstance(node, ScalarNode) else None)
+    return _Reader(given, None).value(node, path)
+
+
+def _compose(text: str, name: str, given: Given, key: str | None = None) -> Node | None:
+    loader: _Loader | None = None
+    try:
+        loader = _Loader(text)
+        return loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        where = f"{name}:{error.problem_mark.line + 1}" if error.problem_mark and key is None else name
+        remedy = "mind indentation and the space after a colon; put a text with special characters in quotes"
+        given.problems.append(Problem(key or "YAML", f"cannot be read: {error.problem}", remedy, where))
+    except yaml.YAMLError as error:
+        given.problems.append(Problem(key or "YAML", f"cannot be read: {error}", None, name))
+    finally:
+        if loader is not None:
+            loader.dispose()
+    return None
+
+
+class _Reader:
+    """Turns nodes into values and notes their places."""
+
+    def __init__(self, given: Given, name: str | None) -> None:
+        self.given = given
+        self.name = name
+
+    def mapping(self, node: MappingNode, path: KeyPath) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, ScalarNode):
+                self._problem(path, key_node, "has a key that is no plain text")
+                continue
+            key = key_node.value
+            inner = (*path, key)
+            if key in values:
+                self._problem(
+                    inner, key_node, f"is given twice, first in {self.given.where(inner)}", "keep one of them"
+                )
+                continue
+            text = value_node.value if isinstance(value_node, ScalarNode) else None
+            self.given.places[inner] = Place(self._where(key_node), text)
+            values[key] = self.value(value_node, inner)
+        return values
+
+    def value(self, node: Node, path: KeyPath) -> Any:
+        if isinstance(node, MappingNode):
+            return self.mapping(node, path)
+        if isinstance(node, SequenceNode):
+            return [self.value(item, (*path, str(index))) for index, item in enumerate(node.value)]
+        assert isinstance(node, ScalarNode)
+        kind = (
+            scalar_kind(node.value) if node.style is None and node.tag == f"{_TAG}str" else node.tag.removeprefix(_TAG)
+        )
+        if kind != "str" and (kind not in _PATTERNS or not _PATTERNS[kind].match(node.value)):
+            self._problem(path, node, f"has the tag {node.tag}, which cannot be read here", "leave the tag out")
+            return node.value
+        return _convert(kind, node.value)
+
+    def _where(self, node: Node) -> str:
+        return f"{self.name}:{node.start_mark.line + 1}" if self.name else "command line"
+
+    def _problem(self, path: KeyPath, node: Node, message: str, remedy: str | None = None) -> None:
+        self.given.problems.append(Problem(".".join(path) or "YAML", message, remedy, self._where(node)))
+
+
+def scalar_kind(text: str) -> str:
+    """What an unquoted scalar is in YAML 1.2: null, bool, int, float or str."""
+    return next((kind for kind, pattern in _PATTERNS.items() if pattern.match(text)), "str")
+
+
+def _convert(kind: str, text: str) -> Any:
+    if kind == "null":
+        return None
+    if kind == "bool":
+        return text.lower() == "true"
+    if kind == "int":
+        return int(text)
+    if kind == "float":
+        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    return text
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what any version of YAML would read as something else than a text; short lists stay on one line."""
+
+    def represent_list(self, data: list[Any]) -> Node:
+        is_flat = not any(isinstance(item, list | dict) for item in data)
+        return self.represent_sequence(f"{_TAG}seq", data, flow_style=is_flat)
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+
+_Dumper.add_representer(list, _Dumper.represent_list)
+_Dumper.add_implicit_resolver(f"{_TAG}float", _FLOAT, list("-+.0123456789"))
+
+
+def write_text(values: Mapping[str, Any]) -> str:
+    """YAML text of nested plain values, in the given order, that `read_text` reads back unchanged."""
+    return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)

@@ -1,0 +1,322 @@
+"""verl's keys, answered with ours.
+
+`answer` turns a key and value of verl into the settings that say the same here, converted where the unit differs
+(verl counts mini-batches in prompts, Tandem in responses), or into a sentence where there is no such key.
+Names and meanings: verl's `ppo_trainer.yaml`, https://github.com/volcengine/verl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Flat = Mapping[str, Any]  # everything given, verl's keys and ours, by dotted key
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What to write instead: settings by dotted key, and a note. No settings: the key goes away."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+
+Convert = Callable[[Any, Flat], Answer]
+
+ACTOR = "actor_rollout_ref.actor."
+MODEL = "actor_rollout_ref.model."
+ROLLOUT = "actor_rollout_ref.rollout."
+_ROOTS = ("actor_rollout_ref.", "critic.", "reward_model.", "custom_reward_function.", "global_profiler.", "ray_")
+_LATER = "this version has no such option: leave the key out"
+
+
+def answer(key: str, value: Any, given: Flat) -> Answer | None:
+    """Our answer to a key of verl; None where it is none of verl's.
+
+    Args:
+        key: Dotted key; the + or ~ that Hydra takes before it are ignored.
+        value: Its value.
+        given: Everything given, since some values depend on others.
+    """
+    name = key.lstrip("+~")
+    if isinstance(value, str) and "${" in value and name in _TABLE:
+        return Answer({}, "there is no interpolation here: write the value itself")
+    if name in _TABLE:
+        return _TABLE[name](value, given)
+    if name.startswith(_ROOTS):
+        return Answer({}, "Tandem has no counterpart: leave the key out (`tandem config` lists all options)")
+    return None
+
+
+def _same(ours: str, note: str = "") -> Convert:
+    return lambda value, given: Answer({ours: value}, note)
+
+
+def _words(ours: str, words: Mapping[Any, Any]) -> Convert:
+    def convert(value: Any, given: Flat) -> Answer:
+        if isinstance(value, str | bool) and value in words:
+            return Answer({ours: words[value]})
+        known = ", ".join(str(word) for word in words.values())
+        return Answer({}, f"see {ours}, which takes {known}")
+
+    return convert
+
+
+def _gone(note: str) -> Convert:
+    return lambda value, given: Answer({}, note)
+
+
+def _flag(*, on: Answer, off: Answer) -> Convert:
+    return lambda value, given: on if value is True else off
+
+
+def _mini_batch(value: Any, given: Flat) -> Answer:
+    responses = given.get("rollout.n", given.get(f"{ROLLOUT}n", 8))
+    if not isinstance(value, int) or not isinstance(responses, int):
+        return Answer({}, "see trainer.mini_batch_responses, in responses: verl's prompts times rollout.n")
+    note = f"verl counts {value} prompts, Tandem counts {value} x {responses} responses"
+    return Answer({"trainer.mini_batch_responses": value * responses}, note)
+
+
+def _train_files(value: Any, given: Flat) -> Answer:
+    if isinstance(value, list) and len(value) > 1:
+        return Answer({"data.train": [{"path": path, "weight": 1.0} for path in value]})
+    return Answer({"data.train": value[0] if isinstance(value, list) and value else value})
+
+
+def _val_files(value: Any, given: Flat) -> Answer:
+    if isinstance(value, list) and len(value) > 1:
+        return Answer(
+            {"evaluation.data": {f"set{number}": path for number, path in enumerate(value, 1)}}, "name each set"
+        )
+    return Answer({"evaluation.data": value[0] if isinstance(value, list) and value else value})
+
+
+def _truncation(value: Any, given: Flat) -> Answer:
+    if given.get("data.filter_overlong_prompts") is True:
+        return Answer({}, "data.filter_overlong_prompts comes first: leave this key out")
+    return Answer({"data.over_length": value})
+
+
+def _clip_ratio(value: Any, given: Flat) -> Answer:
+    low_high = given.get(f"{ACTOR}clip_ratio_low"), given.get(f"{ACTOR}clip_ratio_high")
+    if all(item is not None for item in low_high):
+        return Answer({}, "clip_ratio_low and clip_ratio_high come first: leave this key out")
+    return Answer({"algorithm.clip_low": value, "algorithm.clip_high": value})
+
+
+def _clip_dual(value: Any, given: Flat) -> Answer:
+    return Answer({"algorithm.clip_dual": value}, "off unless you set it")
+
+
+def _kl_coef(value: Any, given: Flat) -> Answer:
+    if given.get(f"{ACTOR}use_kl_loss") is not True:
+        return Answer({"algorithm.kl_coef": 0.0}, "without actor.use_kl_loss=true verl ignores it")
+    return Answer({"algorithm.kl_coef": value})
+
+
+def _entropy(value: Any, given: Flat) -> Answer:
+    return Answer({"algorithm.entropy_coef": value})
+
+
+def _top_k(value: Any, given: Flat) -> Answer:
+    return Answer({"rollout.top_k": value if isinstance(value, int) and value > 0 else None})
+
+
+def _warmup(value: Any, given: Flat) -> Answer:
+    return Answer({"trainer.warmup_steps": value if isinstance(value, int) and value > 0 else 0})
+
+
+def _warmup_ratio(value: Any, given: Flat) -> Answer:
+    steps = given.get("run.steps", given.get("trainer.total_training_steps"))
+    if isinstance(value, int | float) and isinstance(steps, int):
+        return Answer({"trainer.warmup_steps": round(value * steps)}, f"{value} of {steps} steps")
+    return Answer({}, "see trainer.warmup_steps, in steps")
+
+
+def _reward_path(value: Any, given: Flat) -> Answer:
+    names = ("custom_reward_function.name", "reward.custom_reward_function.name")
+    name = next((given[key] for key in names if key in given), "compute_score")
+    return Answer({"reward.function": f"{value}:{name}"})
+
+
+def _frequency(ours: str) -> Convert:
+    def convert(value: Any, given: Flat) -> Answer:
+        if isinstance(value, int) and value <= 0:
+            return Answer({ours: 0})
+        return Answer({ours: value})
+
+    return convert
+
+
+def _workers(value: Any, given: Flat) -> Answer:
+    return Answer({}, "this version runs in one process on one device: leave the key out")
+
+
+def _logger(value: Any, given: Flat) -> Answer:
+    names = value if isinstance(value, list) else [value]
+    trackers = [name for name in names if name in ("tensorboard", "wandb", "trackio")]
+    rest = [str(name) for name in names if name not in trackers and name != "console"]
+    notes = ["the console is always on"] if "console" in names else []
+    notes += [f"there is no {', '.join(rest)}"] if rest else []
+    return Answer({"tracking.to": trackers}, "; ".join(notes))
+
+
+def _estimator(value: Any, given: Flat) -> Answer:
+    if value == "grpo":
+        return Answer({}, "GRPO is what this version does: leave the key out")
+    return Answer({}, f"this version has GRPO only, not {value}: leave the key out")
+
+
+def _loss_mode(value: Any, given: Flat) -> Answer:
+    if value == "vanilla":
+        return Answer({}, "the clipped surrogate is what this version does: leave the key out")
+    return Answer({}, f"this version has the clipped surrogate only, not {value}: leave the key out")
+
+
+def _filter_groups(value: Any, given: Flat) -> Answer:
+    note = "this version does not draw again; algorithm.idle_groups=drop leaves groups without contrast out of the loss"
+    return Answer({}, note) if value is True else Answer({"algorithm.idle_groups": "keep"})
+
+
+_TABLE: dict[str, Convert] = {
+    # data
+    "data.train_files": _train_files,
+    "data.val_files": _val_files,
+    "data.train_batch_size": _same("data.prompts_per_step"),
+    "data.max_response_length": _same("rollout.max_response_length"),
+    "data.truncation": _truncation,
+    "data.filter_overlong_prompts": _flag(
+        on=Answer({"data.over_length": "filter"}), off=Answer({"data.over_length": "error"}, "or left, right, middle")
+    ),
+    "data.filter_overlong_prompts_workers": _gone("one process filters: leave the key out"),
+    "data.seed": _same("run.seed"),
+    "data.train_max_samples": lambda value, given: Answer(
+        {"data.max_rows": value if isinstance(value, int) and value > 0 else None}
+    ),
+    "data.apply_chat_template_kwargs": _same("data.chat_template_options"),
+    "data.reward_fn_key": _same("data.source_key"),
+    "data.trust_remote_code": _same("model.trust_remote_code"),
+    "data.tokenizer": _same("model.tokenizer"),
+    "data.val_batch_size": _gone("held-out prompts are evaluated all at once: leave the key out"),
+    "data.return_raw_chat": _gone("messages go through the chat template, texts do not: leave the key out"),
+    # model
+    f"{MODEL}path": _same("model.path"),
+    f"{MODEL}tokenizer_path": _same("model.tokenizer"),
+    f"{MODEL}trust_remote_code": _same("model.trust_remote_code"),
+    f"{MODEL}lora_rank": _gone("this version trains all weights, without LoRA: leave the key out"),
+    f"{MODEL}lora_alpha": _gone("this version trains all weights, without LoRA: leave the key out"),
+    f"{MODEL}target_modules": _gone("this version trains all weights, without LoRA: leave the key out"),
+    f"{MODEL}enable_gradient_checkpointing": _same("trainer.activation_checkpointing"),
+    f"{MODEL}use_remove_padding": _flag(
+        on=Answer(
+            {"trainer.packing": "varlen"}, "or auto, the default, which never pads and chooses the cheapest packing"
+        ),
+        off=Answer({"trainer.packing": "none"}, "one sequence at a time; auto, the default, never pads either"),
+    ),
+    f"{MODEL}custom_chat_template": _gone("put the template into a file: data.chat_template=PATH.jinja"),
+    # actor
+    f"{ACTOR}ppo_mini_batch_size": _mini_batch,
+    f"{ACTOR}ppo_micro_batch_size": _gone("see trainer.micro_batch_tokens, in tokens; auto fits it to the memory"),
+    f"{ACTOR}ppo_micro_batch_size_per_gpu": _gone(
+        "see trainer.micro_batch_tokens, in tokens; auto fits it to the memory"
+    ),
+    f"{ACTOR}use_dynamic_bsz": _gone("micro-batches are always cut by tokens: leave the key out"),
+    f"{ACTOR}ppo_max_token_len_per_gpu": _same("trainer.micro_batch_tokens"),
+    f"{ACTOR}ppo_epochs": _same("trainer.update_epochs"),
+    f"{ACTOR}shuffle": _words("trainer.mini_batch_shuffle", {True: "responses", False: "none"}),
+    f"{ACTOR}clip_ratio": _clip_ratio,
+    f"{ACTOR}clip_ratio_low": _same("algorithm.clip_low"),
+    f"{ACTOR}clip_ratio_high": _same("algorithm.clip_high"),
+    f"{ACTOR}clip_ratio_c": _clip_dual,
+    f"{ACTOR}loss_agg_mode": _words(
+        "algorithm.loss_aggregation",
+        {
+            "token-mean": "token_mean",
+            "seq-mean-token-mean": "sequence_mean",
+            "seq-mean-token-sum": "sequence_sum",
+            "seq-mean-token-sum-norm": "constant",
+        },
+    ),
+    f"{ACTOR}policy_loss.loss_mode": _loss_mode,
+    f"{ACTOR}entropy_coeff": _entropy,
+    f"{ACTOR}use_kl_loss": _flag(
+        on=Answer({}, "the KL term is on where algorithm.kl_coef is above 0: leave this key out"),
+        off=Answer({"algorithm.kl_coef": 0.0}),
+    ),
+    f"{ACTOR}kl_loss_coef": _kl_coef,
+    f"{ACTOR}kl_loss_type": _words(
+        "algorithm.kl_estimator", {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+    ),
+    f"{ACTOR}grad_clip": _same("trainer.max_grad_norm"),
+    f"{ACTOR}optim.lr": _same("trainer.lr"),
+    f"{ACTOR}optim.lr_warmup_steps": _warmup,
+    f"{ACTOR}optim.lr_warmup_steps_ratio": _warmup_ratio,
+    f"{ACTOR}optim.weight_decay": _same("trainer.weight_decay"),
+    f"{ACTOR}optim.betas": _same("trainer.betas"),
+    f"{ACTOR}optim.clip_grad": _same("trainer.max_grad_norm"),
+    f"{ACTOR}optim.warmup_style": _words("trainer.lr_schedule", {"constant": "constant", "cosine": "cosine"}),
+    f"{ACTOR}optim.lr_scheduler_type": _words("trainer.lr_schedule", {"constant": "constant", "cosine": "cosine"}),
+    f"{ACTOR}optim.min_lr_ratio": _same("trainer.lr_final", "for linear and cosine schedules"),
+    f"{ACTOR}fsdp_config.optimizer_offload": _gone(_LATER),
+    f"{ACTOR}fsdp_config.param_offload": _gone(_LATER),
+    f"{ACTOR}fsdp_config.fsdp_size": _workers,
+    f"{ACTOR}ulysses_sequence_parallel_size": _gone(_LATER),
+    # rollout
+    f"{ROLLOUT}name": _gone("this version has its own engine only: leave the key out"),
+    f"{ROLLOUT}mode": _gone("this version has its own engine only: leave the key out"),
+    f"{ROLLOUT}n": _same("rollout.n"),
+    f"{ROLLOUT}temperature": _same("rollout.temperature"),
+    f"{ROLLOUT}top_p": _same("rollout.top_p"),
+    f"{ROLLOUT}top_k": _top_k,
+    f"{ROLLOUT}dtype": _same("model.dtype", "in rollout and training alike"),
+    f"{ROLLOUT}tensor_model_parallel_size": _workers,
+    f"{ROLLOUT}gpu_memory_utilization": _gone("see rollout.kv_cache_gib, in GiB; auto fits it to the run"),
+    f"{ROLLOUT}max_num_seqs": _same("rollout.max_concurrent"),
+    f"{ROLLOUT}val_kwargs.n": _same("evaluation.n"),
+    f"{ROLLOUT}val_kwargs.temperature": _same("evaluation.temperature"),
+    f"{ROLLOUT}val_kwargs.do_sample": _gone("evaluation.temperature=0 is greedy, above 0 samples: leave this key out"),
+    # algorithm
+    "algorithm.adv_estimator": _estimator,
+    "algorithm.norm_adv_by_std_in_grpo": _words("algorithm.normalize_std", {True: "group", False: "none"}),
+    "algorithm.use_kl_in_reward": _flag(
+        on=Answer({}, "this version has the KL term in the loss only: see algorithm.kl_coef"),
+        off=Answer({}, "the KL term is in the loss always: leave the key out"),
+    ),
+    "algorithm.kl_penalty": _gone("this version has the KL term in the loss only: see algorithm.kl_estimator"),
+    "algorithm.kl_ctrl.type": _gone("algorithm.kl_coef is constant: leave the key out"),
+    "algorithm.kl_ctrl.kl_coef": _gone("this version has the KL term in the loss only: see algorithm.kl_coef"),
+    "algorithm.filter_groups.enable": _filter_groups,
+    "algorithm.rollout_correction.rollout_is": _gone(_LATER),
+    "algorithm.gamma": _gone("GRPO has no discount: leave the key out"),
+    "algorithm.lam": _gone("GRPO has no lambda: leave the key out"),
+    # reward
+    "custom_reward_function.path": _reward_path,
+    "custom_reward_function.name": _gone("the name stands in reward.function, after a colon: leave this key out"),
+    "reward.custom_reward_function.path": _reward_path,
+    "reward.custom_reward_function.name": _gone(
+        "the name stands in reward.function, after a colon: leave this key out"
+    ),
+    # trainer
+    "trainer.total_epochs": _same("data.epochs"),
+    "trainer.total_training_steps": _same("run.steps"),
+    "trainer.n_gpus_per_node": _workers,
+    "trainer.nnodes": _workers,
+    "trainer.save_freq": _frequency("checkpoint.every"),
+    "trainer.test_freq": _frequency("evaluation.every"),
+    "trainer.max_actor_ckpt_to_keep": _same("checkpoint.keep"),
+    "trainer.val_before_train": _gone("evaluation always runs before the first step: leave the key out"),
+    "trainer.val_only": _gone("use the command `tandem evaluate`"),
+    "trainer.resume_mode": _gone("a run folder that exists goes on by itself; another run.folder starts anew"),
+    "trainer.resume_from_path": _gone("give the folder of the run: run.folder"),
+    "trainer.logger": _logger,
+    "trainer.project_name": _same("tracking.project"),
+    "trainer.experiment_name": lambda value, given: Answer({"run.folder": f"runs/{value}"}),
+    "trainer.default_local_dir": _same("run.folder"),
+    "trainer.rollout_data_dir": _gone("rollouts are in the run's folder: see tracking.rollouts_every"),
+    "trainer.log_val_generations": _gone("rollouts are in the run's folder: see tracking.rollouts_max"),
+    "trainer.critic_warmup": _gone("GRPO has no critic: leave the key out"),
+    "trainer.balance_batch": _workers,
+    "trainer.device": _same("cluster.device"),
+}
