@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,26 +11,13 @@ from torch import Tensor
 from tandem.algorithm.masked import loss_mask
 from tandem.algorithm.protocols import AdvantageFunction
 from tandem.batch import Rewards, Rollouts
+from tandem.config.algorithm import AlgorithmConfig
 
 Normalization = Literal["none", "group", "batch"]
 
 
-class AdvantageSettings(Protocol):
-    """The keys of the config's `algorithm` section that advantages depend on."""
-
-    @property
-    def normalize_std(self) -> Normalization:
-        """What the advantage is divided by."""
-        ...
-
-    @property
-    def mask_truncated(self) -> bool:
-        """Whether cut-off responses are left out of the loss."""
-        ...
-
-
 def estimate_advantages(
-    settings: AdvantageSettings, rewards: Rewards, rollouts: Rollouts, *, function: AdvantageFunction | None = None
+    config: AlgorithmConfig, rewards: Rewards, rollouts: Rollouts, *, function: AdvantageFunction | None = None
 ) -> Float[Tensor, " B"] | Float[Tensor, "B L"]:
     """The advantages of one step's responses, by GRPO or by the user's own function.
 
@@ -38,7 +25,7 @@ def estimate_advantages(
     of its group. The others get 0.
 
     Args:
-        settings: The config's `algorithm` section.
+        config: The section `algorithm`; `normalize_std` and `mask_truncated` matter here.
         rewards: One for each response.
         rollouts: The responses.
         function: Computes the advantages instead of `grpo_advantages`.
@@ -49,10 +36,10 @@ def estimate_advantages(
     Raises:
         ValueError: A valid reward is not finite, or `function` returned a wrong shape or something not finite.
     """
-    mask = loss_mask(rollouts.response_mask, rollouts.truncated, mask_truncated=settings.mask_truncated)
+    mask = loss_mask(rollouts.response_mask, rollouts.truncated, mask_truncated=config.mask_truncated)
     valid = rewards.valid & mask.any(dim=1)
     if function is None:
-        return grpo_advantages(rewards.values, rollouts.group_ids, valid=valid, normalize_std=settings.normalize_std)
+        return grpo_advantages(rewards.values, rollouts.group_ids, valid=valid, normalize_std=config.normalize_std)
     advantages = function(rewards=rewards.values, valid=valid, group_ids=rollouts.group_ids, response_mask=mask)
     if advantages.shape not in (valid.shape, mask.shape):
         raise ValueError(
