@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
+from tandem.config.model import CharacterTokenizer, ModelConfig
 from tandem.errors import ModelError
+from tandem.model.source import foreign_code, resolve_model_path
 
 PAD_TOKEN = "<pad>"
 EOS_TOKEN = "<eos>"
-LONGEST_INPUT = 1_000_000_000  # "no limit": the limits on lengths are Tandem's own options
+
+# A tokenizer saved under these class names is its tokenizer.json, whatever the architecture. AutoTokenizer would
+# rebuild it by the architecture's habits; for Qwen2 that loses the spaces of a character tokenizer.
+_AS_IT_STANDS = ("TokenizersBackend", "PreTrainedTokenizerFast")
+_LONGEST_INPUT = 1_000_000_000  # "no limit": the limits on lengths are Tandem's own options
 
 
 def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
@@ -39,5 +46,54 @@ def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
         pad_token=PAD_TOKEN,
         eos_token=EOS_TOKEN,
         clean_up_tokenization_spaces=False,
-        model_max_length=LONGEST_INPUT,
+        model_max_length=_LONGEST_INPUT,
     )
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer that `model.tokenizer` names or describes; by default the model's own.
+
+    Raises:
+        ModelError: There is none, it cannot be read, or it needs code that is shipped with it.
+    """
+    if isinstance(config.tokenizer, CharacterTokenizer):
+        return character_tokenizer(config.tokenizer.characters)
+    key = "model.path" if config.tokenizer is None else "model.tokenizer"
+    name = config.path if config.tokenizer is None else config.tokenizer
+    if name is None:
+        raise ModelError(
+            "model.new needs a tokenizer, and model.tokenizer is not given",
+            remedy='name a folder or hub model, or build one: tokenizer: {characters: "0123456789+= "}',
+        )
+    path = str(resolve_model_path(name, key=key))
+    try:
+        if get_tokenizer_config(path).get("tokenizer_class") in _AS_IT_STANDS:
+            return PreTrainedTokenizerFast.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        if "trust_remote_code" in str(error):
+            raise foreign_code(key, name) from error
+        raise ModelError(
+            f"{key}: no tokenizer can be read from {name!r}: {error}",
+            remedy="the folder needs tokenizer.json; or set model.tokenizer to a folder or hub name that has one",
+        ) from error
+
+
+def unknown_characters(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
+    """The characters of `text`, each once, that a tokenizer made by `character_tokenizer` has no token for."""
+    return "".join(sorted(set(text) - tokenizer.get_vocab().keys()))
+
+
+def eos_ids(generation_config: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every token id that ends a response: those of the generation config and the tokenizer's, ascending.
+
+    Chat models often have two: the end of the turn, and the end of the text.
+    """
+    given = generation_config.eos_token_id
+    ids = set(given) if isinstance(given, list | tuple) else {given}
+    return tuple(sorted(int(token) for token in ids | {tokenizer.eos_token_id} if token is not None))
+
+
+def tokenizer_size(tokenizer: PreTrainedTokenizerBase) -> int:
+    """One more than the largest token id: the rows that an embedding needs at least."""
+    return max(tokenizer.get_vocab().values()) + 1

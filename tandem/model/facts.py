@@ -1,0 +1,167 @@
+"""What is known of a model before its weights are read, and everything that speaks against it, at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+from tandem.config.model import ModelConfig
+from tandem.errors import ModelError
+from tandem.model.build import new_config
+from tandem.model.hf import model_class_of, read_config, read_generation_config
+from tandem.model.source import resolve_model_path, weights_problems
+from tandem.model.support import support_problems, together
+from tandem.model.tokenizer import eos_ids, load_tokenizer, tokenizer_size
+
+_Made = TypeVar("_Made")
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model in numbers."""
+
+    architecture: str
+    num_parameters: int  # a tied tensor counts once
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int  # rows of the embedding: the tokens that the policy can draw, those without a meaning included
+    tokenizer_size: int  # the ids that the tokenizer knows; at most vocab_size
+    tied: bool  # embedding and lm_head are one tensor
+    context_length: int | None  # longest sequence, prompt and response, that the positions allow; None = not stated
+    eos_ids: tuple[int, ...]
+    dtype: torch.dtype  # that the weights are saved in; float32 for a new model
+
+
+def check_model(config: ModelConfig) -> ModelFacts:
+    """Read config and tokenizer, no weights, and report all problems in one error.
+
+    An embedding with more rows than the tokenizer has tokens is fine: many models pad it. Such ids can be drawn in
+    principle, and decode to nothing. They are not masked out, because the policy's distribution would then no
+    longer be that of plain transformers and of other engines, whose log-probs must agree with the trainer's.
+
+    Raises:
+        ModelError: The model cannot be trained, with everything that speaks against it.
+    """
+    problems: list[ModelError] = []
+    if config.new is not None:
+        tokenizer: Tokenizer | None = load_tokenizer(config)
+        model_config: PreTrainedConfig | None = new_config(config.new, tokenizer)
+    else:
+        model_config = _tried(lambda: read_config(config), problems)
+        if model_config is None and config.tokenizer is None:  # the tokenizer would come from the same place
+            raise together(problems)
+        tokenizer = _tried(lambda: load_tokenizer(config), problems)
+    if model_config is None:
+        raise together(problems)
+    generation = _generation_config(config, model_config)
+    model_class = _model_class(config, model_config, problems)
+    if model_class is not None:
+        problems += support_problems(model_config, model_class, "model.path" if config.new is None else "model.new")
+    if config.path is not None:
+        problems += weights_problems(resolve_model_path(config.path))
+    if tokenizer is not None:
+        problems += _vocabulary_problems(model_config, tokenizer)
+        problems += _eos_problems(model_config, generation, tokenizer)
+    if problems or tokenizer is None:
+        raise together(problems)
+    return _facts(config, model_config, generation, tokenizer)
+
+
+def _tried(make: Callable[[], _Made], problems: list[ModelError]) -> _Made | None:
+    """What `make` returns; None, with the problem noted, where it refuses."""
+    try:
+        return make()
+    except ModelError as error:
+        problems.append(error)
+        return None
+
+
+def _model_class(
+    config: ModelConfig, model_config: PreTrainedConfig, problems: list[ModelError]
+) -> type[PreTrainedModel] | None:
+    """The model's class; None, with a problem added, where it is no causal language model."""
+    model_class = model_class_of(model_config)
+    if model_class is None and config.trust_remote_code:
+        return type(_skeleton(config, model_config))
+    if model_class is None:
+        name = type(model_config).__name__
+        problems.append(
+            ModelError(
+                f"model.path: {config.path!r} is no causal language model: transformers has none for its {name}",
+                remedy="give a text-only, decoder-only language model",
+            )
+        )
+    return model_class
+
+
+def _skeleton(config: ModelConfig, model_config: PreTrainedConfig) -> PreTrainedModel:
+    """The model without memory for its weights."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(
+            model_config, attn_implementation="eager", trust_remote_code=config.trust_remote_code
+        )
+
+
+def _generation_config(config: ModelConfig, model_config: PreTrainedConfig) -> GenerationConfig:
+    if config.new is not None:
+        return GenerationConfig.from_model_config(model_config)
+    return read_generation_config(config, model_config)
+
+
+def _vocabulary_problems(model_config: PreTrainedConfig, tokenizer: Tokenizer) -> list[ModelError]:
+    size, rows = tokenizer_size(tokenizer), model_config.vocab_size
+    if size <= rows:
+        return []
+    return [
+        ModelError(
+            f"the tokenizer has {size} tokens, but the model's embedding only {rows} rows",
+            remedy="use the tokenizer that belongs to the model (model.tokenizer), or a model with a larger embedding",
+        )
+    ]
+
+
+def _eos_problems(
+    model_config: PreTrainedConfig, generation: GenerationConfig, tokenizer: Tokenizer
+) -> list[ModelError]:
+    if any(token < model_config.vocab_size for token in eos_ids(generation, tokenizer)):
+        return []
+    return [
+        ModelError(
+            "neither the tokenizer nor the generation config has an EOS token: no response could end by itself",
+            remedy="set eos_token_id in the model's generation_config.json, or eos_token in its tokenizer_config.json",
+        )
+    ]
+
+
+def _facts(
+    config: ModelConfig, model_config: PreTrainedConfig, generation: GenerationConfig, tokenizer: Tokenizer
+) -> ModelFacts:
+    model = _skeleton(config, model_config)
+    heads = int(model_config.num_attention_heads)
+    kv_heads = getattr(model_config, "num_key_value_heads", None)
+    head_dim = getattr(model_config, "head_dim", None)
+    context_length = getattr(model_config, "max_position_embeddings", None)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    return ModelFacts(
+        architecture=type(model).__name__,
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        num_layers=int(model_config.num_hidden_layers),
+        hidden_size=int(model_config.hidden_size),
+        num_heads=heads,
+        num_kv_heads=heads if kv_heads is None else int(kv_heads),
+        head_dim=int(model_config.hidden_size) // heads if head_dim is None else int(head_dim),
+        vocab_size=int(model_config.vocab_size),
+        tokenizer_size=tokenizer_size(tokenizer),
+        tied=head is not None and head.weight is embedding.weight,
+        context_length=None if context_length is None else int(context_length),
+        eos_ids=eos_ids(generation, tokenizer),
+        dtype=model_config.dtype if isinstance(model_config.dtype, torch.dtype) else torch.float32,
+    )

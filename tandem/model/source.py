@@ -1,0 +1,108 @@
+"""Where a model comes from: a folder, a run, a checkpoint, or a name on the hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tandem.errors import ModelError
+
+_STEP = re.compile(r"step_(\d+)")  # a checkpoint has this name only once it is complete
+
+
+def resolve_model_path(path: str | Path, *, key: str = "model.path") -> Path | str:
+    """Find the Hugging Face folder that `path` means; a name that is no local path is the hub's, and returned as is.
+
+    Args:
+        path: A Hugging Face folder; a checkpoint (`RUN/checkpoints/step_000020`, its weights are in `model/`); a run
+            folder, which means its newest complete checkpoint; or a hub name, such as `Qwen/Qwen3-0.6B`.
+        key: The config key that gave it, for messages.
+
+    Raises:
+        ModelError: The path is local, and there is no model.
+    """
+    folder = Path(path).expanduser()
+    if not folder.exists():
+        if isinstance(path, str) and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) and path[0] not in "./":
+            return path
+        raise ModelError(f"{key}: {str(path)!r} does not exist", remedy="give a folder that exists, or a hub name")
+    if folder.is_file():
+        raise ModelError(f"{key}: {str(path)!r} is a file", remedy=_remedy_for_file(folder))
+    if (folder / "config.json").is_file():
+        return folder
+    if (folder / "model" / "config.json").is_file():
+        return folder / "model"
+    if (folder / "checkpoints").is_dir():
+        return _newest_checkpoint(folder, key) / "model"
+    raise _no_model(folder, key)
+
+
+def weights_problems(folder: Path | str) -> list[ModelError]:
+    """What is wrong with the weight files of a Hugging Face folder: only safetensors are read.
+
+    Of a hub name nothing is said: its files are not here yet.
+    """
+    if isinstance(folder, str):
+        return []
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
+    start = f"model.path: {str(folder)!r}"
+    if any(name.endswith(".safetensors") for name in names):
+        return []
+    pickled = [name for name in names if name.startswith("pytorch_model") and name.endswith(".bin")]
+    if pickled:
+        return [
+            ModelError(
+                f"{start} has its weights as a pickle only ({pickled[0]}), which can run code when it is read",
+                remedy="convert them: load the model with transformers and save it again with save_pretrained",
+            )
+        ]
+    if any(name.endswith(".gguf") for name in names):
+        return [ModelError(f"{start} has its weights as GGUF only", remedy=_GGUF_REMEDY)]
+    return [ModelError(f"{start} has no weights", remedy="it needs model.safetensors, or its shards")]
+
+
+def foreign_code(key: str, name: str | Path) -> ModelError:
+    """The refusal to run Python code that comes with a model or a tokenizer."""
+    return ModelError(
+        f"{key}: {str(name)!r} needs Python code that is shipped with it, and such code is not run",
+        remedy="read that code; if you trust it, set model.trust_remote_code=true",
+    )
+
+
+_GGUF_REMEDY = "convert it to a Hugging Face folder; examples/prepare_smollm2.py shows how"
+
+
+def _newest_checkpoint(run: Path, key: str) -> Path:
+    """The last complete checkpoint of a run folder."""
+    steps: dict[int, Path] = {}
+    for entry in (run / "checkpoints").iterdir():
+        match = _STEP.fullmatch(entry.name)
+        if match and (entry / "model" / "config.json").is_file():
+            steps[int(match.group(1))] = entry
+    if not steps:
+        raise ModelError(
+            f"{key}: the run {str(run)!r} has no complete checkpoint",
+            remedy="let it run until its first checkpoint (checkpoint.every), or give another model",
+        )
+    return steps[max(steps)]
+
+
+def _remedy_for_file(file: Path) -> str:
+    if file.suffix == ".gguf":
+        return _GGUF_REMEDY
+    return f"give the folder that holds config.json and the weights, perhaps {str(file.parent)!r}"
+
+
+def _no_model(folder: Path, key: str) -> ModelError:
+    names = sorted(entry.name for entry in folder.iterdir())
+    if "adapter_config.json" in names:
+        return ModelError(
+            f"{key}: {str(folder)!r} holds an adapter, not a whole model", remedy="merge it into its base model first"
+        )
+    if any(name.endswith(".gguf") for name in names):
+        return ModelError(f"{key}: {str(folder)!r} holds a GGUF file, not a Hugging Face model", remedy=_GGUF_REMEDY)
+    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") if names else "nothing"
+    return ModelError(
+        f"{key}: {str(folder)!r} has no config.json; it holds {shown}",
+        remedy="give a Hugging Face model folder, a run folder, a checkpoint, or a hub name",
+    )
