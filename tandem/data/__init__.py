@@ -1,0 +1,11 @@
+"""Data: rows from files, prompts as tokens, and the stream of prompt batches that a run draws from.
+
+files       parquet, jsonl, folders, hub datasets and generators -> rows
+columns     rows -> prompt, ground truth, source (verl's schema, or flat columns)
+template    prompt -> the text that the policy reads
+encoder     text -> tokens, within the length limit
+table       all prompts of one source, compact
+order       which row comes next: shuffled, mixed, resumable
+prompts     the stream of prompt batches; held-out prompts
+examples    prompts with their answers, for supervised training
+"""
