@@ -1,0 +1,1 @@
+"""Rollout: an engine that answers prompts with the policy's current weights."""

@@ -1,0 +1,129 @@
+"""The embedded engine: generation in plain PyTorch, with the very modules that the trainer trains.
+
+Each prompt is prefilled once and forked to the responses of its group. Responses are decoded together, one token
+each per step, in a grid of slots; a slot whose response has ended gets the next one at once. The log-prob of a token
+is kept as it is drawn.
+
+The same inputs give the same responses to the bit. What else is in the batch does not change a response, either, as
+long as the products of the model give a row the same bits whatever the other rows are: true for dense models on CPUs
+(the grid is a multiple of 8 rows for that reason), not for mixtures of experts, whose experts get varying numbers of
+rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from tandem.batch import Prompt, Response, Rollouts
+from tandem.errors import DataError, ModelError, PhaseError
+from tandem.rollout.engine import SamplingOptions
+from tandem.rollout.generation import Generation
+from tandem.rollout.kv_cache import KVCache
+
+
+class EmbeddedEngine:
+    """Generates with a transformers model whose attention is Tandem's (`tandem.model.attention.register`).
+
+    The weights are the trainer's own tensors. Nothing that is derived from them is kept from one call to the next, so
+    they may change in place in between; the KV cache keeps its memory, not its content, until `sleep`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        eos_ids: Sequence[int],
+        max_concurrent: int = 256,
+        kv_cache_bytes: int | None = None,
+    ) -> None:
+        """Nothing is allocated before the first response.
+
+        Args:
+            model: A causal language model on its device.
+            tokenizer: Decodes responses.
+            eos_ids: Every token that ends a response.
+            max_concurrent: Responses decoded at once, rounded up to a multiple of 8.
+            kv_cache_bytes: Bound on the memory of the KV cache; None = as much as `max_concurrent` responses need.
+        """
+        self.model = model
+        self.tokenizer = tokenizer
+        self.eos_ids = tuple(eos_ids)
+        self.max_concurrent = max_concurrent
+        self.kv_cache_bytes = kv_cache_bytes
+        self.policy_version = 0
+        self._awake = True
+        self._cache: KVCache | None = None
+
+    def wake(self, policy_version: int) -> None:
+        """Get ready to answer with the weights as they are now, which are those of `policy_version`."""
+        self.policy_version = policy_version
+        self._awake = True
+
+    def sleep(self) -> None:
+        """Free the KV cache. No response can be asked for until `wake`."""
+        self._cache = None
+        self._awake = False
+
+    def generate(self, prompts: Sequence[Prompt], options: SamplingOptions) -> Rollouts:
+        """All responses, in the order of the prompts; see `stream`."""
+        responses = list(self.stream(prompts, options))
+        return Rollouts.from_responses(
+            prompts, responses, temperature=options.temperature, policy_version=self.policy_version
+        )
+
+    def stream(self, prompts: Sequence[Prompt], options: SamplingOptions) -> Iterator[Response]:
+        """Yield each response as soon as it ends, in an order that depends on the inputs only.
+
+        The model is put into eval mode. A prompt may occur several times; `prompt_id` tells the noise of two draws
+        of the same prompt apart.
+
+        Raises:
+            PhaseError: The engine is asleep.
+            DataError: A prompt without tokens.
+            ModelError: Prompt and response are longer than the model's positions; the KV cache's memory is too small;
+                the model's logits are not finite.
+        """
+        if not self._awake:
+            raise PhaseError("the engine is asleep", remedy="ask for responses within a rollout phase")
+        self._check(prompts, options)
+        self.model.eval()
+        return self._stream(prompts, options)
+
+    def _stream(self, prompts: Sequence[Prompt], options: SamplingOptions) -> Iterator[Response]:
+        if not prompts:
+            return
+        # The cache is lent out for as long as the responses are drawn: a second stream meanwhile gets its own.
+        cache, self._cache = self._cache, None
+        generation = Generation(
+            self.model,
+            self._decode,
+            prompts,
+            options,
+            eos_ids=self.eos_ids,
+            max_concurrent=self.max_concurrent,
+            kv_cache_bytes=self.kv_cache_bytes,
+            cache=cache,
+        )
+        yield from generation.responses()
+        if self._awake:
+            self._cache = generation.cache
+
+    def _decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        # No "clean up": it takes spaces out of what the policy wrote.
+        token_lists = [list(tokens) for tokens in sequences]
+        return self.tokenizer.batch_decode(token_lists, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def _check(self, prompts: Sequence[Prompt], options: SamplingOptions) -> None:
+        empty = [row for row, prompt in enumerate(prompts) if not prompt.tokens]
+        if empty:
+            raise DataError(f"prompts without a single token, in rows {empty[:10]} of the batch")
+        longest = max((len(prompt.tokens) for prompt in prompts), default=0) + options.max_response_length
+        positions = self.model.config.to_dict().get("max_position_embeddings")
+        if positions is not None and longest > positions:
+            raise ModelError(
+                f"a prompt and its response may take {longest} tokens, the model has {positions} positions",
+                remedy="lower data.max_prompt_length or rollout.max_response_length",
+            )

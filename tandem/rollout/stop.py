@@ -1,0 +1,31 @@
+"""Stop strings: found in the decoded text, wherever token borders fall."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+Decode = Callable[[Sequence[Sequence[int]]], list[str]]
+
+_SLACK = 16  # tokens decoded besides those that can hold a stop string: special tokens, borders that decode differently
+
+
+class StopStrings:
+    """Tells whether a text has a stop string, and cuts it there."""
+
+    def __init__(self, stop: Sequence[str], decode: Decode) -> None:
+        self._stop = tuple(stop)
+        self._decode = decode
+        # A token that is part of a stop string holds at least one of its bytes.
+        self.window = max((len(string.encode()) for string in self._stop), default=0) + _SLACK
+
+    def __bool__(self) -> bool:
+        return bool(self._stop)
+
+    def found(self, sequences: Sequence[Sequence[int]]) -> list[bool]:
+        """Whether the text of each sequence of tokens has a stop string."""
+        return [any(string in text for string in self._stop) for text in self._decode(sequences)]
+
+    def cut(self, text: str) -> tuple[str, bool]:
+        """`text` up to its first stop string, and whether it has one."""
+        begins = [begin for string in self._stop if (begin := text.find(string)) >= 0]
+        return (text[: min(begins)], True) if begins else (text, False)
