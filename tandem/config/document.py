@@ -43,11 +43,19 @@ class Given:
     places: dict[KeyPath, Place] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
+    def place(self, path: KeyPath) -> Place | None:
+        """The place of `path`; without one, of a key inside of it, or of the nearest key around it."""
+        if path in self.places:
+            return self.places[path]
+        inside = (place for other, place in self.places.items() if path and other[: len(path)] == path)
+        around = (self.places[path[:end]] for end in range(len(path) - 1, 0, -1) if path[:end] in self.places)
+        found = next(inside, None) or next(around, None)
+        return Place(found.where) if found else None
+
     def where(self, path: KeyPath) -> str | None:
-        """The place of `path`, or of the nearest key around it that has one."""
-        while path and path not in self.places:
-            path = path[:-1]
-        return self.places[path].where if path else None
+        """In words, the place of `path`."""
+        place = self.place(path)
+        return place.where if place else None
 
 
 class _Loader(yaml.SafeLoader):
@@ -94,7 +102,10 @@ def read_text(text: str, name: str) -> Given:
 
 
 def read_value(text: str, path: KeyPath, given: Given) -> Any:
-    """Read the value of `a.b=value` from the command line: YAML, but mappings and lists only in {} and []."""
+    """Read the value of `a.b=value` from the command line: YAML, but mappings and lists only in {} and [].
+
+    What cannot be read is noted in `given.problems`, and the text itself is returned.
+    """
     where = "command line"
     node = _compose(text, where, given, key=".".join(path))
     is_block = isinstance(node, MappingNode | SequenceNode) and not node.flow_style

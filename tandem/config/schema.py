@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from tandem.config.algorithm import AlgorithmConfig
@@ -55,3 +57,9 @@ SECTIONS: dict[str, type[Section]] = {
 def leaf_keys() -> tuple[str, ...]:
     """All keys with their section, such as `rollout.n`, in the order of the schema."""
     return tuple(f"{section}.{key}" for section, schema in SECTIONS.items() for key in schema.model_fields)
+
+
+def value_of(config: Config, key: str) -> Any:
+    """The value of a dotted key, in plain containers."""
+    section, _, name = key.partition(".")
+    return config.model_dump(include={section: {name}})[section][name]

@@ -31,6 +31,11 @@ _ROOTS = ("actor_rollout_ref.", "critic.", "reward_model.", "custom_reward_funct
 _LATER = "this version has no such option: leave the key out"
 
 
+def is_name(key: str) -> bool:
+    """True where the table has this key of verl, so that its value is one value, not more keys."""
+    return key.lstrip("+~") in _TABLE
+
+
 def answer(key: str, value: Any, given: Flat) -> Answer | None:
     """Our answer to a key of verl; None where it is none of verl's.
 
@@ -175,6 +180,12 @@ def _loss_mode(value: Any, given: Flat) -> Answer:
     return Answer({}, f"this version has the clipped surrogate only, not {value}: leave the key out")
 
 
+def _experiment(value: Any, given: Flat) -> Answer:
+    if "trainer.default_local_dir" in given:
+        return Answer({}, "the run is known by its folder: leave the key out")
+    return Answer({"run.folder": f"runs/{value}"})
+
+
 def _filter_groups(value: Any, given: Flat) -> Answer:
     note = "this version does not draw again; algorithm.idle_groups=drop leaves groups without contrast out of the loss"
     return Answer({}, note) if value is True else Answer({"algorithm.idle_groups": "keep"})
@@ -312,7 +323,7 @@ _TABLE: dict[str, Convert] = {
     "trainer.resume_from_path": _gone("give the folder of the run: run.folder"),
     "trainer.logger": _logger,
     "trainer.project_name": _same("tracking.project"),
-    "trainer.experiment_name": lambda value, given: Answer({"run.folder": f"runs/{value}"}),
+    "trainer.experiment_name": _experiment,
     "trainer.default_local_dir": _same("run.folder"),
     "trainer.rollout_data_dir": _gone("rollouts are in the run's folder: see tracking.rollouts_every"),
     "trainer.log_val_generations": _gone("rollouts are in the run's folder: see tracking.rollouts_max"),

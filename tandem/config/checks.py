@@ -1,0 +1,178 @@
+"""Settings that contradict each other, and settings that are missing. No file is opened and no model is loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from tandem.config.conflict import Conflict
+from tandem.config.display import show
+from tandem.config.schema import Config
+
+_PASS_AT_K = re.compile(r"(?:.+/)?pass@([1-9][0-9]*)\Z")
+
+
+def contradictions(config: Config) -> list[Conflict]:
+    """All settings that contradict each other, or that no run can follow."""
+    checks = (_model, _data, _sft, _rollout, _mini_batches, _old_logprobs, _reward, _evaluation)
+    return [conflict for check in checks for conflict in check(config)]
+
+
+def missing(config: Config, *, need_data: bool, need_reward: bool) -> list[Conflict]:
+    """What a run cannot do without: a model always, prompts and a reward function where they are needed."""
+    found = []
+    if config.model.path is None and config.model.new is None:
+        remedy = "give a folder or hub name (model.path=Qwen/Qwen3-0.6B), or model.new to build a small model"
+        found.append(Conflict(("model.path", "model.new"), "is missing: there is no model to train", remedy))
+    if need_data and config.data.train is None:
+        remedy = "give a parquet or jsonl file, a hub name or a generator (file.py:name)"
+        found.append(Conflict(("data.train",), "is missing: there are no prompts to train on", remedy))
+    if need_reward and config.reward.function is None:
+        remedy = "name your function (reward.function=my_reward.py:compute_score) or a built-in one"
+        found.append(Conflict(("reward.function",), "is missing: nothing scores the responses", remedy))
+    return found
+
+
+def responses_per_step(config: Config) -> int:
+    """Responses of one step: prompts times group size."""
+    return config.data.prompts_per_step * config.rollout.n
+
+
+def updates_per_step(config: Config) -> int:
+    """Optimizer updates of one step: mini-batches times passes."""
+    responses = responses_per_step(config)
+    mini_batch = config.trainer.mini_batch_responses or responses
+    return config.trainer.update_epochs * -(-responses // mini_batch)
+
+
+def _model(config: Config) -> Iterator[Conflict]:
+    model = config.model
+    if model.path is not None and model.new is not None:
+        yield Conflict(
+            ("model.new", "model.path"), "is given, and model.path too", "keep one: load a model, or build one"
+        )
+    if model.new is None:
+        return
+    if not isinstance(model.new.get("architecture"), str):
+        remedy = "model.new={architecture: Qwen3ForCausalLM, hidden_size: 64, num_hidden_layers: 2, ...}"
+        yield Conflict(("model.new",), "names no architecture", remedy)
+    if model.tokenizer is None:
+        remedy = 'name a folder or the hub, or build one: model.tokenizer={characters: "0123456789+= "}'
+        yield Conflict(("model.tokenizer", "model.new"), "is missing: a new model brings no tokenizer", remedy)
+
+
+def _data(config: Config) -> Iterator[Conflict]:
+    data = config.data
+    sources = data.train if isinstance(data.train, tuple) else ()
+    paths = [source.path for source in sources] or ([data.train] if isinstance(data.train, str) else [])
+    for key, path in [*(("data.train", path) for path in paths), ("sft.train", config.sft.train)]:
+        if path is not None and path.endswith(".py"):
+            remedy = f"name the function that makes the rows: {path}:rows"
+            yield Conflict((key,), f"{path} is Python code without the name of a function", remedy)
+    if data.chat_template not in ("auto", "always", "never") and not data.chat_template.endswith((".jinja", ".jinja2")):
+        message = f"got {show(data.chat_template)}, expected auto, always, never or the path of a .jinja file"
+        yield Conflict(("data.chat_template",), message, "auto fits most data")
+    if data.chat_template == "never" and data.system_prompt is not None:
+        message = "a system prompt needs a chat template, and data.chat_template is never"
+        yield Conflict(
+            ("data.system_prompt", "data.chat_template"), message, "set data.chat_template=always, or leave it out"
+        )
+
+
+def _sft(config: Config) -> Iterator[Conflict]:
+    if config.sft.train is not None and config.sft.steps == 0:
+        remedy = "set sft.steps to the number of updates, or leave sft.train out"
+        yield Conflict(("sft.steps", "sft.train"), "is 0, although sft.train is given", remedy)
+    if config.sft.train is None and config.sft.steps > 0:
+        message = f"is missing, although sft.steps is {config.sft.steps}"
+        yield Conflict(("sft.train", "sft.steps"), message, "give a file of prompts with answers, or set sft.steps=0")
+
+
+def _rollout(config: Config) -> Iterator[Conflict]:
+    if config.rollout.n == 1:
+        message = "is 1: a group of one has nothing to compare with, so every advantage would be 0"
+        yield Conflict(("rollout.n",), message, "set it to 2 or more; 8 is usual")
+
+
+def _mini_batches(config: Config) -> Iterator[Conflict]:
+    mini_batch, responses = config.trainer.mini_batch_responses, responses_per_step(config)
+    if mini_batch is None or responses % mini_batch == 0:
+        return
+    keys = ("trainer.mini_batch_responses", "data.prompts_per_step", "rollout.n")
+    step = f"a step's {responses} responses ({config.data.prompts_per_step} prompts x {config.rollout.n})"
+    if mini_batch > responses:
+        yield Conflict(keys, f"is {mini_batch}, more than {step}", f"set it to {responses} at most, or null for all")
+        return
+    divisors = [size for size in range(1, responses + 1) if responses % size == 0]
+    below = max(size for size in divisors if size < mini_batch)
+    above = min(size for size in divisors if size > mini_batch)
+    yield Conflict(
+        keys, f"is {mini_batch}, which does not divide {step}", f"the nearest that do are {below} and {above}"
+    )
+
+
+def _old_logprobs(config: Config) -> Iterator[Conflict]:
+    key, choice = "algorithm.old_logprobs", config.algorithm.old_logprobs
+    remedy = f"set {key}=recompute, or auto"
+    updates = updates_per_step(config)
+    if choice == "update" and updates > 1:
+        message = f"is update, which needs one update per step, but a step has {updates}"
+        keys = (key, "trainer.update_epochs", "trainer.mini_batch_responses", "data.prompts_per_step", "rollout.n")
+        yield Conflict(keys, message, remedy)
+    if choice in ("update", "rollout"):
+        filters = (("rollout.top_p", config.rollout.top_p, 1.0), ("rollout.top_k", config.rollout.top_k, None))
+        for filter_key, value, off in filters:
+            if value != off:
+                message = f"is {choice}, but with {filter_key}={show(value)} the old log-probs must be recomputed"
+                yield Conflict((key, filter_key), message, f"{remedy}; or {filter_key}={show(off)} for no filter")
+    for dtype_key, dtype in (("model.dtype", config.model.dtype), ("model.head_dtype", config.model.head_dtype)):
+        if choice == "rollout" and dtype == "bfloat16":
+            message = f"is rollout, but in bfloat16 ({dtype_key}) log-probs of sampling and of training differ too much"
+            yield Conflict((key, dtype_key), message, f"{remedy}; or {dtype_key}=float32")
+
+
+def reward_name(function: str) -> str:
+    """The name by which `reward.weights` calls a function: what follows the colon of file.py:name."""
+    return function.rpartition(":")[2]
+
+
+def _reward(config: Config) -> Iterator[Conflict]:
+    function = config.reward.function
+    if function is None:
+        return
+    functions = (
+        [function] if isinstance(function, str) else list(function.values() if isinstance(function, dict) else function)
+    )
+    for name in functions:
+        path, colon, attribute = name.rpartition(":")
+        if name.endswith(".py") or (colon and not (path and attribute)):
+            remedy = f"name the function in it: {name.rstrip(':')}:compute_score"
+            yield Conflict(("reward.function",), f"{name} is a file without the name of a function", remedy)
+    if not isinstance(function, tuple):
+        return
+    names = [reward_name(name) for name in function]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        remedy = "give each function a name of its own"
+        yield Conflict(("reward.function",), f"has several functions with the name {', '.join(twice)}", remedy)
+    unknown = [name for name in config.reward.weights if name not in names]
+    if unknown:
+        message = f"weighs {', '.join(unknown)}, which is not in reward.function"
+        yield Conflict(("reward.weights", "reward.function"), message, f"the names are {', '.join(names)}")
+
+
+def _evaluation(config: Config) -> Iterator[Conflict]:
+    evaluation = config.evaluation
+    match = _PASS_AT_K.match(evaluation.metric)
+    if match is None:
+        message = f"got {show(evaluation.metric)}, expected pass@k or name/pass@k, with a number for k"
+        yield Conflict(("evaluation.metric",), message, "pass@1 is the mean accuracy")
+    elif int(match[1]) > evaluation.n:
+        message = (
+            f"is {evaluation.metric}, which needs {match[1]} responses per prompt, but evaluation.n is {evaluation.n}"
+        )
+        yield Conflict(("evaluation.metric", "evaluation.n"), message, f"set evaluation.n={match[1]} or more")
+    if evaluation.temperature == 0 and evaluation.n > 1:
+        message = f"is {evaluation.n}, but at evaluation.temperature=0 all responses to a prompt are the same"
+        remedy = "set evaluation.n=1, or a temperature above 0"
+        yield Conflict(("evaluation.n", "evaluation.temperature"), message, remedy)

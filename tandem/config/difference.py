@@ -1,0 +1,51 @@
+"""What changed between the config of a run and the one it is to go on with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.config.display import show
+from tandem.config.schema import Config, leaf_keys, value_of
+
+_FREE_SECTIONS = ("checkpoint", "evaluation", "tracking", "cluster")
+_FREE_KEYS = ("run.folder", "run.steps", "run.allow_changes")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One key with another value."""
+
+    key: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {show(self.old)} -> {show(self.new)}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The changes between two configs: `free` ones may always be made, `guarded` ones need run.allow_changes."""
+
+    free: tuple[Change, ...]
+    guarded: tuple[Change, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.free or self.guarded)
+
+
+def difference(old: Config, new: Config) -> Difference:
+    """Compare two resolved configs by the rule for resuming: where a run is kept, how long it goes on, what is saved,
+    evaluated and tracked, and on which devices, may change freely; what the policy learns from may not."""
+    changes = [
+        Change(key, before, after)
+        for key in leaf_keys()
+        if (before := value_of(old, key)) != (after := value_of(new, key))
+    ]
+    free = tuple(change for change in changes if _is_free(change.key))
+    return Difference(free=free, guarded=tuple(change for change in changes if not _is_free(change.key)))
+
+
+def _is_free(key: str) -> bool:
+    return key in _FREE_KEYS or key.partition(".")[0] in _FREE_SECTIONS
