@@ -94,7 +94,7 @@ class ClippedSurrogate:
     kl_coef: float = 0.0
     kl_estimator: KlEstimator = "k3"
     entropy_coef: float = 0.0
-    constant_length: float | None = None
+    constant_length: int | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.clip_low <= 1.0:
@@ -180,7 +180,7 @@ class FunctionLoss:
 
     function: LossFunction
     aggregation: Aggregation = "token_mean"
-    constant_length: float | None = None
+    constant_length: int | None = None
     needs_reference: bool = False
     needs_entropy: bool = False
 
@@ -239,14 +239,14 @@ def as_loss(loss: Loss | LossFunction) -> Loss:
 def grpo_loss(
     logprobs: Float[Tensor, "B L"],
     old_logprobs: Float[Tensor, "B L"],
-    advantages: Float[Tensor, " B"] | Float[Tensor, "B L"],
+    advantages: Float[Tensor, " B"] | Float[Tensor, "B 1"] | Float[Tensor, "B L"],
     response_mask: Bool[Tensor, "B L"],
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     clip_dual: float | None = None,
     aggregation: Aggregation = "token_mean",
-    constant_length: float | None = None,
+    constant_length: int | None = None,
     ref_logprobs: Float[Tensor, "B L"] | None = None,
     kl_coef: float = 0.0,
     kl_estimator: KlEstimator = "k3",

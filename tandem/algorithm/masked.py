@@ -21,7 +21,7 @@ def token_weights(
     aggregation: Aggregation,
     response_mask: Bool[Tensor, "B L"],
     *,
-    constant: float | None = None,
+    constant: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "B L"]:
     """Weight of each token's loss in the loss of a mini-batch.
@@ -60,12 +60,12 @@ def token_weights(
         "sequence_mean": num_responses * lengths,
         "token_sum": torch.ones_like(num_responses),
         "sequence_sum": num_responses,
-        "constant": num_responses * (constant or 1.0),
+        "constant": num_responses * (constant or 1),
     }
     return torch.where(response_mask, 1.0 / denominators[aggregation], 0.0).to(dtype)
 
 
-def check_aggregation(aggregation: str, constant: float | None) -> None:
+def check_aggregation(aggregation: str, constant: int | None) -> None:
     """Raise ValueError unless `token_weights` can work with these two."""
     if aggregation not in AGGREGATIONS:
         raise ValueError(f"unknown loss aggregation {aggregation!r}; choose one of {', '.join(AGGREGATIONS)}")

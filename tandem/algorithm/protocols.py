@@ -19,6 +19,7 @@ from torch import Tensor
 from tandem.algorithm.masked import Aggregation
 
 
+@runtime_checkable
 class AdvantageFunction(Protocol):
     """Says how much better each response, or each of its tokens, is than expected."""
 
@@ -41,6 +42,7 @@ class AdvantageFunction(Protocol):
         ...
 
 
+@runtime_checkable
 class LossFunction(Protocol):
     """Computes the loss of one micro-batch."""
 
@@ -96,7 +98,7 @@ class Loss(Protocol):
         ...
 
     @property
-    def constant_length(self) -> float | None:
+    def constant_length(self) -> int | None:
         """The `constant` of `token_weights`."""
         ...
 

@@ -1,0 +1,393 @@
+"""Agreement with verl 0.9.1 on recorded values, vector by vector.
+
+Each vector is in one of three tables: MATCHES (the same value), DIFFERS (with the reason and the value that is right),
+ELSEWHERE (not part of the algorithms here). A test holds that none is in two tables or in none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tandem.algorithm.advantages import grpo_advantages
+from tandem.algorithm.categorical import selected_logprobs_and_entropy
+from tandem.algorithm.kl import check_estimator, token_kl
+from tandem.algorithm.losses import ClippedSurrogate
+from tandem.algorithm.masked import masked_mean, masked_sum, token_weights
+
+RECORD = json.loads((Path(__file__).parents[1] / "vectors" / "verl.json").read_text(encoding="utf-8"))
+VECTORS = {vector["id"]: vector for vector in RECORD["vectors"]}
+
+# verl adds 1e-8 to the denominators of its means and ratios of counts, and takes some sums in float32.
+CLOSE = {"rtol": 3e-8, "atol": 1e-9}
+CLOSE_FLOAT32 = {"rtol": 1e-6, "atol": 1e-6}
+
+AGGREGATION = {
+    "token-mean": "token_mean",
+    "token-sum": "token_sum",
+    "seq-mean-token-sum": "sequence_sum",
+    "seq-mean-token-sum-norm": "constant",
+    "seq-mean-token-mean": "sequence_mean",
+}
+
+
+def tensor(recorded: dict) -> Tensor:
+    dtype = {"float64": torch.float64, "float32": torch.float32, "int64": torch.int64}[recorded["dtype"]]
+    flat = torch.tensor([float(x) for x in _flatten(recorded["data"])], dtype=torch.float64)
+    return flat.to(dtype).reshape(recorded["shape"])
+
+
+def _flatten(data: object) -> list:
+    return [x for item in data for x in _flatten(item)] if isinstance(data, list) else [data]
+
+
+def batch(name: str) -> Tensor:
+    return tensor(RECORD["inputs"][name])
+
+
+def literal(vector: dict) -> dict:
+    return vector["inputs"].get("literal", {})
+
+
+MASK = batch("response_mask").bool()
+GROUP_IDS = torch.tensor(["abc".index(uid) for uid in RECORD["inputs"]["uid"]])
+SINGLETON = GROUP_IDS == 2
+
+
+def same_group(row: int) -> Tensor:
+    return GROUP_IDS.eq(GROUP_IDS[row])
+
+
+def family(prefix: str) -> tuple[str, ...]:
+    return tuple(name for name in VECTORS if name.startswith(prefix))
+
+
+# --- one function per family: checks a vector -------------------------------------------------------------------------
+
+
+def advantage_edge(vector: dict) -> None:
+    scores = torch.tensor(literal(vector)["scores"], dtype=torch.float32)
+    ours = grpo_advantages(scores, torch.zeros(len(scores), dtype=torch.int64), normalize_std="group")
+    torch.testing.assert_close(ours, tensor(vector["output"]["advantages"]).flatten(), **CLOSE_FLOAT32)
+
+
+def aggregated_loss(mask: Tensor, losses: Tensor, mode: str) -> Tensor:
+    weights = token_weights(AGGREGATION[mode], mask, constant=6, dtype=torch.float64)
+    return masked_sum(weights * losses, mask)
+
+
+def aggregation(vector: dict) -> None:
+    options = literal(vector)
+    mask = MASK.clone()
+    if "mask_row_zeroed" in options:
+        mask[options["mask_row_zeroed"]] = False
+    losses = batch("advantages")
+    if "nan_at" in options:
+        losses[tuple(options["nan_at"])] = torch.nan
+    if options.get("dp_size") == 2:  # verl averages over two ranks with the same rows; here they are one mini-batch
+        mask, losses = mask.repeat(2, 1), losses.repeat(2, 1)
+    ours = aggregated_loss(mask, losses, options["loss_agg_mode"])
+    torch.testing.assert_close(ours, tensor(vector["output"]), **CLOSE)
+
+
+def kl(estimator: str) -> Callable[[dict], None]:
+    def check(vector: dict) -> None:
+        logprobs = batch("log_prob").requires_grad_()
+        ours = token_kl(logprobs, batch("ref_log_prob"), estimator)
+        ours.sum().backward()
+        torch.testing.assert_close(ours.detach(), tensor(vector["output"]["value"]), **CLOSE)
+        torch.testing.assert_close(logprobs.grad, tensor(vector["output"]["grad"]), **CLOSE)
+
+    return check
+
+
+def kl_bounds(vector: dict) -> None:
+    logprobs, reference = (torch.tensor(literal(vector)[name]) for name in ("logprob", "ref"))
+    torch.testing.assert_close(token_kl(logprobs, reference, "k3").double(), tensor(vector["output"]), **CLOSE)
+
+
+def kl_unknown(vector: dict) -> None:
+    assert "raises" in vector
+    with pytest.raises(ValueError, match="unknown KL estimator"):
+        check_estimator("bogus")
+
+
+def clipped_surrogate(
+    logprobs: Callable[[Tensor, Tensor], Tensor] = lambda logprobs, _: logprobs, masked_row: int | None = None
+) -> Callable[[dict], None]:
+    """`logprobs` makes the policy's log-probs from the batch's own and the old ones."""
+
+    def check(vector: dict) -> None:
+        options = literal(vector)
+        config = options["config"]
+        mask = MASK.clone()
+        if masked_row is not None:
+            mask[masked_row] = False
+        name = AGGREGATION[options["loss_agg_mode"]]
+        loss = ClippedSurrogate(
+            clip_low=config.get("clip_ratio_low", 0.2),
+            clip_high=config.get("clip_ratio_high", 0.2),
+            clip_dual=config.get("clip_ratio_c", 3.0),
+            aggregation=name,
+            constant_length=6,
+        )
+        old_logprobs = batch("old_log_probs")
+        policy = logprobs(batch("log_prob"), old_logprobs).detach().requires_grad_()
+        output = loss(
+            logprobs=policy,
+            old_logprobs=old_logprobs,
+            advantages=batch("advantages"),
+            response_mask=mask,
+            weights=token_weights(name, mask, constant=6, dtype=torch.float64),
+        )
+        output.loss.backward()
+        expected = vector["output"]
+        torch.testing.assert_close(output.loss.detach(), tensor(expected["loss"]), **CLOSE)
+        torch.testing.assert_close(policy.grad, tensor(expected["dloss_dlogprob"]), **CLOSE)
+        for theirs, ours in {
+            "actor/pg_clipfrac": "clip_fraction",
+            "actor/pg_clipfrac_lower": "dual_clip_fraction",
+            "actor/ppo_kl": "approx_kl",
+        }.items():
+            mean = (output.metrics[ours] / output.num_tokens).item()
+            assert mean == pytest.approx(expected["metrics"][theirs], rel=1e-7, abs=1e-9)
+
+    return check
+
+
+def far_apart(_: Tensor, old_logprobs: Tensor) -> Tensor:
+    """Log-ratios of +50 and -50 in turn."""
+    return old_logprobs + torch.tensor([50.0, -50.0] * 3)
+
+
+def categorical(vector: dict) -> tuple[Tensor, Tensor]:
+    logits = batch("logits").reshape(-1, 5)
+    results = selected_logprobs_and_entropy(
+        logits, batch("labels").flatten(), temperature=literal(vector).get("temperature", 1.0)
+    )
+    return results[0].reshape(8, 6), results[1].reshape(8, 6)
+
+
+def logprobs(vector: dict) -> None:
+    torch.testing.assert_close(categorical(vector)[0], tensor(vector["output"]), **CLOSE)
+
+
+def entropy(vector: dict) -> None:
+    torch.testing.assert_close(categorical(vector)[1], tensor(vector["output"]), **CLOSE)
+
+
+def mean_entropy(vector: dict) -> None:
+    torch.testing.assert_close(masked_mean(categorical(vector)[1], MASK), tensor(vector["output"]), **CLOSE)
+
+
+def mean(vector: dict) -> None:
+    values = batch("advantages")
+    torch.testing.assert_close(masked_mean(values, MASK), tensor(vector["output"]["all"]), **CLOSE)
+    torch.testing.assert_close(masked_mean(values, MASK, dim=1), tensor(vector["output"]["axis-1"]), **CLOSE)
+
+
+MATCHES: dict[str, Callable[[dict], None]] = {
+    "adv/EDGE grpo identical rewards 0.7 x3@f32": advantage_edge,
+    "adv/EDGE grpo identical rewards 0.1 x6@f32": advantage_edge,
+    "adv/EDGE grpo_vectorized identical rewards 0.1 x6@f32": advantage_edge,
+    "adv/EDGE grpo one-hot rewards 1,0,0,0@f32": advantage_edge,
+    "agg/token-mean local": aggregation,
+    "agg/token-mean one fully masked row": aggregation,
+    "agg/token-sum dp=2 without global info": aggregation,
+    "agg/token-sum one fully masked row": aggregation,
+    "agg/token-sum NaN outside mask": aggregation,
+    "agg/seq-mean-token-sum local": aggregation,
+    "agg/seq-mean-token-sum dp=2 tokens=40 gbs=16": aggregation,
+    "agg/seq-mean-token-sum one fully masked row": aggregation,
+    "agg/seq-mean-token-sum-norm local": aggregation,
+    "agg/seq-mean-token-sum-norm one fully masked row": aggregation,
+    "agg/seq-mean-token-mean local": aggregation,
+    "agg/seq-mean-token-mean dp=2 tokens=40 gbs=16": aggregation,
+    "agg/seq-mean-token-mean one fully masked row": aggregation,
+    "kl/mse": kl("k2"),
+    "kl/k2": kl("k2"),
+    "kl/low_var_kl": kl("k3"),
+    "kl/k3": kl("k3"),
+    "kl/k3 clamp: ref-logp=+-30": kl_bounds,
+    "kl/bogus": kl_unknown,
+    "pg/vanilla token-mean": clipped_surrogate(),
+    "pg/vanilla token-sum": clipped_surrogate(),
+    "pg/vanilla seq-mean-token-sum": clipped_surrogate(),
+    "pg/vanilla seq-mean-token-sum-norm": clipped_surrogate(),
+    "pg/vanilla seq-mean-token-mean": clipped_surrogate(),
+    "pg/vanilla clip .2/.28 (clip-higher)": clipped_surrogate(),
+    "pg/vanilla dual clip c=1.5": clipped_surrogate(),
+    "pg/vanilla on-policy (log_prob==old)": clipped_surrogate(lambda _, old: old),
+    "pg/vanilla row fully masked": clipped_surrogate(masked_row=3),
+    "pg/vanilla huge ratio (+-50 log ratio)": clipped_surrogate(far_apart),
+    "entropy/entropy_from_logits": entropy,
+    "entropy/compute_entropy_loss token-mean": mean_entropy,
+    "logp/naive": logprobs,
+    "logp/v2": logprobs,
+    "logp/temperature 0.7": logprobs,
+    "masked/mean": mean,
+}
+
+
+# --- where verl is wrong ----------------------------------------------------------------------------------------------
+
+
+def group_of_one(vector: dict) -> None:
+    """verl keeps the raw reward of a group of one as its advantage; there is nothing to compare it with, so 0."""
+    normalize_std = literal(vector)["norm_adv_by_std_in_grpo"]
+    ours = grpo_advantages(batch("scores"), GROUP_IDS, normalize_std=normalize_std)
+    theirs = tensor(vector["output"]["advantages"]).float()
+    assert ours[SINGLETON].tolist() == [0.0]
+    assert theirs[SINGLETON].abs().max().item() == pytest.approx(0.5, rel=1e-5)
+    torch.testing.assert_close((ours[:, None] * MASK)[~SINGLETON], theirs[~SINGLETON], **CLOSE_FLOAT32)
+
+
+def residue_of_equal_rewards(vector: dict) -> None:
+    """In float32 the mean of equal rewards is off by a bit, which division by a tiny deviation makes 0.029; it is 0."""
+    scores = torch.tensor(literal(vector)["scores"], dtype=torch.float32)
+    ours = grpo_advantages(scores, torch.zeros(len(scores), dtype=torch.int64), normalize_std="group")
+    assert not ours.any()
+    assert tensor(vector["output"]["advantages"]).abs().min() > 0.02
+
+
+def masked_row_in_statistics(vector: dict) -> None:
+    """The reward of a fully masked row counts in verl's mean of the group, whose other rows then do not sum to 0."""
+    row = literal(vector)["mask_row_zeroed"]
+    valid = torch.arange(8) != row
+    ours = grpo_advantages(batch("scores"), GROUP_IDS, valid=valid, normalize_std="group")
+    theirs = tensor(vector["output"]["advantages"])[:, 0].float()
+    others = same_group(row) & valid
+    assert batch("scores")[others].tolist() == [0.0, 0.0, 0.0]
+    assert ours[others].tolist() == [0.0, 0.0, 0.0]
+    assert theirs[others].tolist() == pytest.approx([-0.5] * 3, rel=1e-5)
+    untouched = GROUP_IDS == 0
+    torch.testing.assert_close(ours[untouched], theirs[untouched], **CLOSE_FLOAT32)
+
+
+def nan_reward(vector: dict) -> None:
+    """One NaN makes verl's whole group NaN. Here it is an error, or, marked as invalid, left out of its group."""
+    row, _ = literal(vector)["nan_at"]
+    rewards = batch("scores")
+    rewards[row] = torch.nan
+    theirs = tensor(vector["output"]["advantages"])[:, 0].float()
+    assert theirs[same_group(row)].isnan().all()
+    with pytest.raises(ValueError, match=rf"\[{row}\] are not finite"):
+        grpo_advantages(rewards, GROUP_IDS, normalize_std="group")
+    ours = grpo_advantages(rewards, GROUP_IDS, valid=rewards.isfinite(), normalize_std="group")
+    assert ours[row] == 0.0
+    others = same_group(row) & rewards.isfinite()
+    centred = rewards[others] - rewards[others].mean()
+    torch.testing.assert_close(ours[others], (centred / rewards[others].std()).float(), rtol=1e-5, atol=0)
+    untouched = GROUP_IDS == 0
+    torch.testing.assert_close(ours[untouched], theirs[untouched], **CLOSE_FLOAT32)
+
+
+def nan_outside_of_the_mask(vector: dict) -> None:
+    """verl's seq-* modes multiply by the mask, and NaN * 0 is NaN; what is outside of the mask must not count."""
+    options = literal(vector)
+    losses = batch("advantages")
+    expected = aggregated_loss(MASK, losses, options["loss_agg_mode"])
+    losses[tuple(options["nan_at"])] = torch.nan
+    assert tensor(vector["output"]).isnan()
+    assert aggregated_loss(MASK, losses, options["loss_agg_mode"]).item() == expected.item()
+
+
+DIFFERS: dict[str, Callable[[dict], None]] = {
+    "adv/grpo norm=True": group_of_one,
+    "adv/grpo norm=False": group_of_one,
+    "adv/grpo_vectorized norm=True": group_of_one,
+    "adv/grpo_vectorized norm=False": group_of_one,
+    "adv/EDGE grpo identical rewards 0.333 x7@f32": residue_of_equal_rewards,
+    "adv/EDGE grpo_vectorized identical rewards 0.35 x8@f32": residue_of_equal_rewards,
+    "adv/EDGE grpo row 3 fully masked": masked_row_in_statistics,
+    "adv/EDGE grpo one NaN reward poisons its group only": nan_reward,
+    "agg/seq-mean-token-sum NaN outside mask": nan_outside_of_the_mask,
+    "agg/seq-mean-token-mean NaN outside mask": nan_outside_of_the_mask,
+}
+
+ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "denominators are computed for the whole mini-batch, so there is no call that could lack them": (
+        "agg/token-mean dp=2 without global info",
+        "agg/seq-mean-token-sum dp=2 without global info",
+        "agg/seq-mean-token-sum-norm dp=2 without global info",
+        "agg/seq-mean-token-mean dp=2 without global info",
+    ),
+    "KL: |d| is not an estimator of it; '+' has the value of one and the gradient of k2, for which k2 is offered": (
+        "kl/abs",
+        "kl/k1+",
+        "kl/kl+",
+        "kl/abs+",
+        "kl/mse+",
+        "kl/low_var_kl+",
+    ),
+    "advantages that are not offered": (
+        "adv/grpo_passk norm=False rows without singleton",
+        "adv/grpo_passk singleton raises",
+        "adv/reinforce_plus_plus_baseline",
+        "adv/rloo",
+        "adv/rloo_vectorized",
+        "adv/opo",
+        "adv/reinforce_plus_plus gamma=1.0",
+        "adv/optimal_token_baseline is=False zero_tail=True",
+        "adv/optimal_token_baseline is=False zero_tail=False",
+        "adv/optimal_token_baseline is=True zero_tail=True",
+        "adv/optimal_token_baseline is=True zero_tail=False",
+        "adv/tir_optimal_token_baseline is=True zero_tail=False",
+        "adv/EDGE rloo identical rewards 0.7 x3@f32",
+        "adv/EDGE rloo_vectorized identical rewards 0.7 x3@f32",
+        "adv/EDGE rloo identical rewards 0.35 x8@f32",
+        "adv/EDGE rloo_vectorized identical rewards 0.35 x8@f32",
+        "adv/EDGE rloo identical rewards 0.1 x6@f32",
+        "adv/EDGE rloo identical rewards 0.333 x7@f32",
+        "adv/EDGE rloo_vectorized identical rewards 0.333 x7@f32",
+        "adv/EDGE opo one-hot rewards 1,0,0,0@f32",
+        "adv/EDGE reinforce_plus_plus_baseline one-hot rewards 1,0,0,0@f32",
+    ),
+    "losses that are not offered": (
+        "pg/dppo_tv",
+        "pg/dppo_tv is_weights",
+        "pg/dppo_kl is_weights",
+        "pg/gspo",
+        "pg/gspo is_weights",
+        "pg/sapo is_weights",
+        "pg/gpg",
+        "pg/gpg is_weights",
+        "pg/geo_mean is_weights",
+        "pg/cispo is_weights",
+        "pg/sapo tau 2/3",
+        "pg/dro beta=.1",
+        "pg/dro beta=None raises",
+        "pg/clip_cov ratio=.2 lb=-1 ub=5 seed=0",
+        "pg/clip_cov lb=100 (nothing selected)",
+        "pg/kl_cov defaults",
+        "pg/reinforce",
+        "pg/reinforce is_weights",
+        "pg/bypass_mode bogus is=token rs=seq_mean_k3<0.15",
+    ),
+    "variances over tokens are used nowhere": ("masked/var",),
+    "a critic is not offered": family("value/"),
+    "corrections for a rollout policy that differs from the trainer's are not offered": family("rc/"),
+    "masks follow from the lengths that the engine hands out, not from a search for EOS": family("response_mask/"),
+    "reward functions are no part of the algorithms": family("score/"),
+}
+
+
+@pytest.mark.parametrize("name", MATCHES)
+def test_same_value_as_verl(name):
+    MATCHES[name](VECTORS[name])
+
+
+@pytest.mark.parametrize("name", DIFFERS)
+def test_differs_from_verl_for_a_reason(name):
+    assert DIFFERS[name].__doc__
+    DIFFERS[name](VECTORS[name])
+
+
+def test_each_vector_is_in_exactly_one_table():
+    listed = [*MATCHES, *DIFFERS, *(name for names in ELSEWHERE.values() for name in names)]
+    assert sorted(listed) == sorted(VECTORS)

@@ -1,0 +1,379 @@
+"""The clipped surrogate, the loss objects around it, and that the cut of a mini-batch does not matter."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tandem.algorithm.kl import token_kl
+from tandem.algorithm.losses import ClippedSurrogate, FunctionLoss, as_loss, clipped_surrogate, grpo_loss
+from tandem.algorithm.masked import AGGREGATIONS, token_weights
+from tandem.algorithm.protocols import Loss
+
+NAN = float("nan")
+
+
+def surrogate_at(ratio, advantage, **options):
+    """Token loss and its derivative by the log-prob, at one ratio, in float64."""
+    logprob = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
+    old = logprob.detach() - math.log(ratio)
+    token = clipped_surrogate(logprob, old, torch.tensor([advantage], dtype=torch.float64), **options)
+    token.loss.sum().backward()
+    return token, logprob.grad.item()
+
+
+def random_batch(seed=0, rows=5, length=6):
+    """A mini-batch in which much of the ratio is out of the clip range, the mask has gaps and one row is empty."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal():
+        return torch.randn(rows, length, generator=generator, dtype=torch.float64)
+
+    logprobs = -normal().abs() - 0.1
+    mask = torch.rand(rows, length, generator=generator) < 0.6
+    mask[0, 0], mask[2] = True, False
+    return {
+        "logprobs": logprobs,
+        "old_logprobs": logprobs + 0.4 * normal(),
+        "ref_logprobs": logprobs + 0.7 * normal(),
+        "advantages": normal()[:, :1].abs() * torch.tensor([[1.0], [-1.0], [1.0], [-1.0], [1.0]]),
+        "response_mask": mask,
+        "entropy": normal().abs(),
+    }
+
+
+def run(loss, batch, weights):
+    """Loss output, and gradients for log-probs and entropy."""
+    logprobs = batch["logprobs"].clone().requires_grad_()
+    entropy = batch["entropy"].clone().requires_grad_()
+    output = loss(**{**batch, "logprobs": logprobs, "entropy": entropy}, weights=weights)
+    gradients = torch.autograd.grad(output.loss, (logprobs, entropy), allow_unused=True)
+    return output, [torch.zeros_like(logprobs) if g is None else g for g in gradients]
+
+
+# --- one token --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "expected", "flows"),
+    [
+        (1.1, 2.0, -2.2, True),
+        (1.3, 2.0, -2.56, False),  # above the upper range, which is wider
+        (1.25, 2.0, -2.5, True),
+        (0.5, 2.0, -1.0, True),  # below, but the advantage pulls it back
+        (0.85, -2.0, 1.8, False),
+        (1.9, -2.0, 3.8, True),
+        (3.5, -2.0, 6.0, False),  # dual clip
+        (3.5, 2.0, -2.56, False),
+        (0.5, 0.0, 0.0, False),
+    ],
+)
+def test_loss_and_gradient_by_hand(ratio, advantage, expected, flows):
+    token, gradient = surrogate_at(ratio, advantage, clip_low=0.1, clip_high=0.28, clip_dual=3.0)
+    assert token.loss.item() == pytest.approx(expected, abs=1e-12)
+    assert gradient == (pytest.approx(-advantage * ratio, abs=1e-12) if flows else 0.0)
+    assert bool(token.dual_clipped) == (advantage < 0 and ratio == 3.5)
+    assert bool(token.clipped | token.dual_clipped) == (not flows and advantage != 0)
+    assert token.ratio.item() == pytest.approx(ratio)
+    assert not token.ratio.requires_grad
+
+
+def test_without_dual_clip_a_growing_ratio_of_a_bad_token_keeps_its_gradient():
+    token, gradient = surrogate_at(3.5, -2.0)
+    assert token.loss.item() == pytest.approx(7.0)
+    assert gradient == pytest.approx(7.0)
+
+
+def test_fault_12_on_policy_every_ratio_is_exactly_one():
+    logprobs = -10.0 * torch.rand(50, 20, generator=torch.Generator().manual_seed(0))
+    logprobs.requires_grad_()
+    advantages = torch.randn(50, 1, generator=torch.Generator().manual_seed(1))
+    token = clipped_surrogate(logprobs, logprobs.detach(), advantages, clip_dual=3.0)
+    token.loss.sum().backward()
+    assert torch.equal(token.ratio, torch.ones(50, 20))
+    assert not token.clipped.any()
+    assert torch.equal(logprobs.grad, -advantages.expand(50, 20))
+
+
+@pytest.mark.parametrize("clip_dual", [None, 3.0])
+def test_fault_09_log_ratios_of_50_give_finite_loss_and_gradient(clip_dual):
+    logprobs = torch.tensor([[-50.0, 0.0]] * 2, requires_grad=True)
+    advantages = torch.tensor([[1.0], [-1.0]])
+    loss = grpo_loss(
+        logprobs,
+        torch.tensor([[0.0, -50.0]] * 2),
+        advantages,
+        torch.ones(2, 2, dtype=torch.bool),
+        clip_dual=clip_dual,
+        ref_logprobs=torch.tensor([[0.0, -50.0]] * 2),
+        kl_coef=0.1,
+    )
+    loss.backward()
+    assert loss.isfinite()
+    assert logprobs.grad.isfinite().all()
+
+
+# --- a whole mini-batch -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("seed", range(2))
+def test_fault_05_any_cut_into_micro_batches_gives_the_same_loss_gradient_and_metrics(aggregation, seed):
+    batch = random_batch(seed)
+    loss = ClippedSurrogate(0.2, 0.28, 1.3, aggregation=aggregation, constant_length=7, kl_coef=0.3, entropy_coef=0.05)
+    weights = token_weights(aggregation, batch["response_mask"], constant=7, dtype=torch.float64)
+    whole, whole_gradients = run(loss, batch, weights)
+    assert whole.metrics["clip_fraction"] > 0
+    assert whole.metrics["dual_clip_fraction"] > 0
+    for cut in range(16):  # each bit says whether there is a cut after that row
+        ends = [row for row in range(1, 5) if cut >> (row - 1) & 1] + [5]
+        slices = [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+        pieces = [run(loss, {k: v[rows] for k, v in batch.items()}, weights[rows]) for rows in slices]
+        outputs = [output for output, _ in pieces]
+        torch.testing.assert_close(sum(output.loss for output in outputs), whole.loss, rtol=0, atol=1e-12)
+        assert sum(output.num_tokens for output in outputs) == whole.num_tokens
+        for name, total in whole.metrics.items():
+            torch.testing.assert_close(sum(o.metrics[name] for o in outputs), total, rtol=0, atol=1e-12)
+        for index, gradient in enumerate(whole_gradients):
+            joined = torch.cat([gradients[index] for _, gradients in pieces])
+            torch.testing.assert_close(joined, gradient, rtol=0, atol=1e-12)
+
+
+def test_the_loss_is_the_weighted_sum_of_surrogate_kl_and_entropy():
+    batch = random_batch()
+    weights = token_weights("token_mean", batch["response_mask"], dtype=torch.float64)
+
+    def at(**options):
+        return run(ClippedSurrogate(**options), batch, weights)[0].loss
+
+    kl = (weights * token_kl(batch["logprobs"], batch["ref_logprobs"], "k2")).sum()
+    torch.testing.assert_close(at(kl_coef=0.5, kl_estimator="k2"), at() + 0.5 * kl)
+    torch.testing.assert_close(at(entropy_coef=0.5), at() - 0.5 * (weights * batch["entropy"]).sum())
+
+
+def test_metrics_are_sums_over_tokens_whose_means_are_right():
+    mask = torch.tensor([[True, True, False], [True, True, False]])
+    logprobs = torch.log(torch.tensor([[0.5, 0.5, 0.5], [0.5, 0.5, 0.5]]))
+    old_logprobs = logprobs - torch.log(torch.tensor([[2.0, 1.0, 9.0], [0.5, 4.0, 9.0]]))
+    output = ClippedSurrogate(clip_dual=3.0)(
+        logprobs=logprobs,
+        old_logprobs=old_logprobs,
+        advantages=torch.tensor([[1.0], [-1.0]]),
+        response_mask=mask,
+        weights=token_weights("token_mean", mask),
+        ref_logprobs=logprobs - torch.log(torch.tensor([[2.0, 1.0, 1.0], [1.0, 0.01, 1.0]])),
+        entropy=torch.tensor([[1.0, 2.0, NAN], [3.0, 4.0, NAN]]),
+    )
+    means = {name: (total / output.num_tokens).item() for name, total in output.metrics.items()}
+    assert means == pytest.approx(
+        {
+            "ratio_mean": 7.5 / 4,
+            "approx_kl": -math.log(4.0) / 4,
+            "clip_fraction": 2 / 4,
+            "dual_clip_fraction": 1 / 4,
+            "kl": (0.5 + math.log(2.0) - 1.0 + 10.0) / 4,
+            "kl_clamped": 1 / 4,
+            "entropy": 10 / 4,
+        },
+        abs=1e-6,
+    )
+    torch.testing.assert_close(output.ratio, torch.tensor([[2.0, 1.0, 0.0], [0.5, 4.0, 0.0]]))
+
+
+def test_fault_04_equal_rewards_leave_the_gradient_of_the_kl_term_and_nothing_else():
+    batch = {**random_batch(), "advantages": torch.zeros(5, 1, dtype=torch.float64)}
+    weights = token_weights("token_mean", batch["response_mask"], dtype=torch.float64)
+    _, (without, _) = run(ClippedSurrogate(), batch, weights)
+    assert not without.any()
+    _, (with_kl, _) = run(ClippedSurrogate(kl_coef=0.1), batch, weights)
+    logprobs = batch["logprobs"].clone().requires_grad_()
+    (0.1 * weights * token_kl(logprobs, batch["ref_logprobs"], "k3")).sum().backward()
+    torch.testing.assert_close(with_kl, logprobs.grad, rtol=0, atol=1e-15)
+    assert with_kl[batch["response_mask"]].ne(0).all()
+
+
+@pytest.mark.parametrize("poison", [NAN, float("inf"), -float("inf")])
+@pytest.mark.parametrize(
+    "loss", [ClippedSurrogate(kl_coef=0.1, entropy_coef=0.1), FunctionLoss(lambda **k: -k["logprobs"])]
+)
+def test_fault_08_what_is_outside_of_the_mask_has_no_effect(loss, poison):
+    batch = random_batch()
+    batch["advantages"] = batch["advantages"].expand(5, 6).clone()
+    outside = ~batch["response_mask"]
+    weights = token_weights("token_mean", batch["response_mask"], dtype=torch.float64)
+    clean, clean_gradients = run(loss, batch, weights)
+    poisoned = {k: v if v.dtype == torch.bool else v.masked_fill(outside, poison) for k, v in batch.items()}
+    output, gradients = run(loss, poisoned, weights)
+    assert output.loss.item() == clean.loss.item()
+    assert {k: v.item() for k, v in output.metrics.items()} == {k: v.item() for k, v in clean.metrics.items()}
+    for gradient, clean_gradient in zip(gradients, clean_gradients, strict=True):
+        assert torch.equal(gradient, clean_gradient)
+        assert not gradient[outside].any()
+    assert not output.ratio[outside].any()
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_fault_08_every_token_masked_gives_a_loss_of_zero_without_gradient(aggregation):
+    logprobs = torch.full((2, 3), NAN, requires_grad=True)
+    mask = torch.zeros(2, 3, dtype=torch.bool)
+    loss = grpo_loss(logprobs, logprobs, torch.ones(2), mask, aggregation=aggregation, constant_length=5)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert torch.equal(logprobs.grad, torch.zeros(2, 3))
+
+
+def test_not_finite_inside_of_the_mask_is_not_hidden():
+    logprobs = torch.tensor([[-1.0, NAN]])
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    assert grpo_loss(logprobs, torch.zeros(1, 2), torch.ones(1), mask).isnan()
+
+
+def test_fault_06_truncated_responses_out_of_the_mask_are_out_of_loss_and_denominator():
+    batch = random_batch()
+    arguments = [batch[name] for name in ("logprobs", "old_logprobs", "advantages", "response_mask")]
+    with_truncated = [torch.cat([argument, argument[:2]]) for argument in arguments]
+    with_truncated[3][5:] = False
+    for aggregation in AGGREGATIONS:
+        options = {"aggregation": aggregation, "constant_length": 9}
+        torch.testing.assert_close(grpo_loss(*with_truncated, **options), grpo_loss(*arguments, **options))
+
+
+# --- grpo_loss and the constructor ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_grpo_loss_is_the_loss_object_on_a_whole_batch(aggregation):
+    batch = random_batch()
+    weights = token_weights(aggregation, batch["response_mask"], constant=7, dtype=torch.float64)
+    options = {"aggregation": aggregation, "constant_length": 7, "kl_coef": 0.3, "kl_estimator": "k2"}
+    expected = ClippedSurrogate(0.1, 0.3, 2.0, **options)(**batch, weights=weights).loss
+    tensors = [batch[name] for name in ("logprobs", "old_logprobs", "advantages", "response_mask")]
+    per_token = grpo_loss(
+        *tensors, clip_low=0.1, clip_high=0.3, clip_dual=2.0, ref_logprobs=batch["ref_logprobs"], **options
+    )
+    tensors[2] = tensors[2][:, 0]
+    per_response = grpo_loss(
+        *tensors, clip_low=0.1, clip_high=0.3, clip_dual=2.0, ref_logprobs=batch["ref_logprobs"], **options
+    )
+    assert per_token.item() == per_response.item() == expected.item()
+
+
+def test_gradient_agrees_with_finite_differences():
+    batch = random_batch()
+    logprobs = batch["logprobs"].requires_grad_()
+
+    def loss(values):
+        return grpo_loss(
+            values,
+            batch["old_logprobs"],
+            batch["advantages"],
+            batch["response_mask"],
+            clip_dual=1.3,
+            ref_logprobs=batch["ref_logprobs"],
+            kl_coef=0.2,
+        )
+
+    assert torch.autograd.gradcheck(loss, (logprobs,))
+
+
+def test_no_gradient_flows_into_old_and_reference_logprobs():
+    batch = random_batch()
+    old, reference = (batch[name].requires_grad_() for name in ("old_logprobs", "ref_logprobs"))
+    mask = batch["response_mask"]
+    loss = grpo_loss(
+        batch["logprobs"].requires_grad_(), old, batch["advantages"], mask, ref_logprobs=reference, kl_coef=0.1
+    )
+    loss.backward()
+    assert old.grad is None
+    assert reference.grad is None
+
+
+def test_a_term_without_its_input_is_an_error():
+    batch = random_batch()
+    weights = token_weights("token_mean", batch["response_mask"], dtype=torch.float64)
+    with pytest.raises(ValueError, match="needs ref_logprobs"):
+        ClippedSurrogate(kl_coef=0.1)(**{**batch, "ref_logprobs": None}, weights=weights)
+    with pytest.raises(ValueError, match="needs entropy"):
+        ClippedSurrogate(entropy_coef=0.1)(**{**batch, "entropy": None}, weights=weights)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clip_low": 1.5}, "clip_low must be between 0 and 1"),
+        ({"clip_low": NAN}, "clip_low must be between 0 and 1"),
+        ({"clip_high": -0.1}, "clip_high must be at least 0"),
+        ({"clip_dual": 1.0}, "clip_dual must be more than 1"),
+        ({"kl_coef": -1.0}, "kl_coef must be at least 0"),
+        ({"kl_estimator": "k4"}, "k1.*k2.*k3"),
+        ({"aggregation": "mean"}, "token_mean.*sequence_mean"),
+        ({"aggregation": "constant"}, "needs a positive number of tokens"),
+    ],
+)
+def test_values_out_of_range_are_refused_when_the_loss_is_made(options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        ClippedSurrogate(**options)
+
+
+def test_a_loss_says_what_it_needs():
+    plain, full = ClippedSurrogate(), ClippedSurrogate(kl_coef=0.1, entropy_coef=0.01)
+    assert (plain.needs_reference, plain.needs_entropy) == (False, False)
+    assert (full.needs_reference, full.needs_entropy) == (True, True)
+    assert isinstance(plain, Loss)
+
+
+# --- a user's own loss ------------------------------------------------------------------------------------------------
+
+
+def test_own_loss_may_return_token_losses_or_one_number():
+    batch = random_batch()
+    weights = token_weights("token_mean", batch["response_mask"], dtype=torch.float64)
+
+    def token_losses(*, logprobs, advantages, **_):
+        return -advantages * logprobs
+
+    def one_number(*, logprobs, advantages, weights, **_):
+        return -(weights * advantages * logprobs).sum()
+
+    expected = -(weights * batch["advantages"] * batch["logprobs"]).sum()
+    for function in (token_losses, one_number):
+        output, (gradient, _) = run(as_loss(function), batch, weights)
+        torch.testing.assert_close(output.loss, expected)
+        torch.testing.assert_close(gradient, -weights * batch["advantages"])
+        assert set(output.metrics) == {"ratio_mean", "approx_kl", "kl", "kl_clamped", "entropy"}
+
+
+def test_own_loss_gets_all_the_keywords_of_the_protocol():
+    seen = {}
+
+    def own(**keywords):
+        seen.update(keywords)
+        return keywords["logprobs"]
+
+    batch = random_batch()
+    weights = token_weights("token_mean", batch["response_mask"], dtype=torch.float64)
+    run(as_loss(own), batch, weights)
+    assert set(seen) == {
+        "logprobs", "old_logprobs", "ref_logprobs", "advantages", "response_mask", "weights", "entropy",
+    }  # fmt: skip
+    assert seen["advantages"].shape == (5, 6)
+
+
+def test_own_loss_with_its_own_needs_is_kept_as_it_is():
+    loss = FunctionLoss(lambda **k: k["logprobs"], aggregation="sequence_mean", needs_reference=True)
+    assert as_loss(loss) is loss
+    assert as_loss(ClippedSurrogate()) == ClippedSurrogate()
+    batch = {**random_batch(), "ref_logprobs": None}
+    with pytest.raises(ValueError, match="needs ref_logprobs"):
+        loss(**batch, weights=batch["logprobs"])
+
+
+def test_own_loss_with_a_wrong_shape_is_named():
+    def per_response(*, logprobs, **_):
+        return logprobs.sum(dim=1)
+
+    batch = random_batch()
+    with pytest.raises(ValueError, match=r"per_response.* of shape \(5, 6\), it returned shape \(5,\)"):
+        as_loss(per_response)(**batch, weights=batch["logprobs"])
