@@ -1,0 +1,65 @@
+"""Which evaluation was the best, and for how long there has been no better one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from tandem.batch import Evaluation
+from tandem.errors import ConfigError, Problem
+
+
+class Best:
+    """The best evaluation so far by `metric`, higher is better, the earlier of equals."""
+
+    def __init__(self, metric: str, patience: int | None) -> None:
+        self.metric = metric
+        self.patience = patience
+        self.step: int | None = None
+        self.value = -math.inf
+        self.without_gain = 0  # evaluations in a row that were not better than the best before them
+        self.before: dict[str, float] = {}  # the metrics of the first evaluation
+
+    def observe(self, evaluation: Evaluation) -> bool:
+        """Take note of an evaluation; True where it is the best so far.
+
+        Raises:
+            ConfigError: The evaluation has no such metric.
+        """
+        if self.metric not in evaluation.metrics:
+            known = ", ".join(sorted(name for name in evaluation.metrics if not name.endswith("_stderr")))
+            raise ConfigError([Problem("evaluation.metric", f"{self.metric} was not measured", f"use one of {known}")])
+        if not self.before:
+            self.before = {name: value for name, value in evaluation.metrics.items() if math.isfinite(value)}
+        value = evaluation.metrics[self.metric]
+        if value > self.value:  # never true of NaN
+            self.step, self.value, self.without_gain = evaluation.step, value, 0
+            return True
+        self.without_gain += 1
+        return False
+
+    @property
+    def patience_is_out(self) -> bool:
+        """Whether so many evaluations in a row have brought no gain that the run should end."""
+        return self.patience is not None and self.without_gain >= self.patience
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps, JSON-able."""
+        value = self.value if math.isfinite(self.value) else None
+        return {
+            "metric": self.metric,
+            "step": self.step,
+            "value": value,
+            "without_gain": self.without_gain,
+            "before": self.before,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned. If another metric decided then, there is no best so far."""
+        self.before = dict(state["before"])
+        if state["metric"] != self.metric:
+            return
+        self.step = state["step"]
+        self.value = -math.inf if state["value"] is None else state["value"]
+        self.without_gain = state["without_gain"]

@@ -1,0 +1,280 @@
+"""What a run shows: tables at start and end, a line per step above a live bar, warnings.
+
+Without a terminal all of it is plain lines. Text that comes from models and reward functions is shown with its control
+characters escaped.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import rich.console
+from rich import box
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from tandem.observe.metrics import formatted
+
+SHOWN_IN_FULL = 3  # warnings of one kind, before only each tenth, hundredth, ... of it is shown
+NOTABLE_S = 2.0  # a task shorter than this leaves no line behind
+PLAIN_EVERY_S = 30.0  # between progress lines of one task where there is no terminal
+
+# metric -> label and width of its cell in the line of a step
+CELLS: Mapping[str, tuple[str, int]] = {
+    "reward/mean": ("reward", 6),
+    "rollout/response_length_mean": ("length", 6),
+    "policy/kl": ("kl", 6),
+    "policy/ratio_mean": ("ratio", 5),
+    "timing_s/step": ("seconds", 5),
+}
+DROPPED_WHEN_NARROW = ("policy/ratio_mean", "rollout/response_length_mean", "policy/kl")
+ALERTS: Mapping[str, str] = {"reward/invalid": "invalid", "policy/skipped_updates": "skipped"}
+
+
+class Task:
+    """Progress of something that takes a while; `total` may be unknown, or be learnt later."""
+
+    def __init__(self, description: str, total: int | None, clock: Callable[[], float]) -> None:
+        self.description = description
+        self.total = total
+        self.completed = 0
+        self._clock = clock
+        self._start = clock()
+        self.on_change: Callable[[], None] = lambda: None
+
+    def advance(self, amount: int = 1) -> None:
+        """Say that `amount` more is done."""
+        self.update(self.completed + amount)
+
+    def update(self, completed: int, total: int | None = None) -> None:
+        """Say how much is done in all."""
+        self.completed = completed
+        self.total = self.total if total is None else total
+        self.on_change()
+
+    @property
+    def seconds(self) -> float:
+        """How long it has taken so far."""
+        return self._clock() - self._start
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long it will still take at the pace so far."""
+        if self.total is None or self.completed == 0:
+            return None
+        return self.seconds / self.completed * max(0, self.total - self.completed)
+
+    def __str__(self) -> str:
+        count = f" {self.completed}/{self.total}" if self.total is not None else ""
+        left = f", {duration(self.seconds_left)} left" if self.seconds_left is not None else ""
+        return f"{self.description}{count}, {duration(self.seconds)}{left}"
+
+
+class Console:
+    """Where a run shows itself. `console` is rich's, for tests and notebooks; `clock` counts seconds."""
+
+    def __init__(
+        self, console: rich.console.Console | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.console = rich.console.Console(highlight=False) if console is None else console
+        self.live = self.console.is_terminal
+        self._clock = clock
+        self._progress: Progress | None = None
+        self._steps: TaskID | None = None
+        self._warnings: Counter[str] = Counter()
+        self._durations: deque[float] = deque(maxlen=20)  # of the last steps, for the time left
+
+    def start(self, title: str, facts: Mapping[str, str]) -> None:
+        """Show what is about to run."""
+        self._table(title, facts)
+
+    def finish(self, title: str, facts: Mapping[str, str], next_steps: Sequence[str] = ()) -> None:
+        """Show how it went, what was warned of, and what to do next: one command or sentence each."""
+        self.close()
+        warned = ", ".join(f"{kind} ({count})" for kind, count in self._warnings.items())
+        self._table(title, {**facts, **({"warnings": warned} if warned else {})})
+        if next_steps:
+            self._print(Text("What next", style="bold"))
+        for line in next_steps:
+            self._print(Text(f"  {line}"))
+
+    def note(self, message: str) -> None:
+        """Say something that stays readable above the live bar."""
+        self._print(Text(printable(message)))
+
+    def warn(self, kind: str, message: str, detail: str = "") -> None:
+        """Warn, above the live bar. Of one kind the first ones are shown in full, then each tenth, hundredth, ...
+
+        Args:
+            kind: What sort of warning it is; they are counted by kind, and the counts are shown at the end.
+            message: One line.
+            detail: More lines, such as the sample that it is about.
+        """
+        self._warnings[kind] += 1
+        count = self._warnings[kind]
+        if count > SHOWN_IN_FULL and 10 ** round(math.log10(count)) != count:
+            return
+        text = Text(f"warning: {printable(message)}", style="yellow")
+        if count > SHOWN_IN_FULL:
+            text.append(f" (warning {count} of this kind)")
+        if detail:
+            text.append("\n" + "\n".join(f"    {line}" for line in printable(detail).split("\n")), style="dim")
+        self._print(text)
+
+    @contextmanager
+    def task(self, description: str, total: int | None = None) -> Iterator[Task]:
+        """Show the progress of something that takes a while, such as loading a model: `task.advance()`."""
+        task = Task(description, total, self._clock)
+        within_steps = self._steps is not None
+        if self.live:
+            row = self._bars().add_task(description, total=total, count="", left="")
+            task.on_change = lambda: self._move(row, task.completed, task.total, task.seconds_left)
+        else:
+            row = None
+            last_line = self._clock()
+            if not within_steps:
+                self._print(Text(f"{description} ..."))
+
+            def plain_line() -> None:
+                nonlocal last_line
+                if self._clock() - last_line >= PLAIN_EVERY_S:
+                    last_line = self._clock()
+                    self._print(Text(str(task)))
+
+            task.on_change = plain_line
+        try:
+            yield task
+            if task.seconds >= NOTABLE_S and not within_steps:
+                self._print(Text(f"{description}: done in {duration(task.seconds)}"))
+        finally:
+            if row is not None:
+                self._bars().remove_task(row)
+                if self._steps is None:
+                    self.close()
+
+    def phase(self, name: str) -> None:
+        """Show what the run is busy with, in the live bar; empty = nothing in particular."""
+        if self._progress is not None and self._steps is not None:
+            self._progress.update(self._steps, description=name)
+
+    def begin_steps(self, done: int, total: int) -> None:
+        """Start the live bar of the steps, `done` of which were made before."""
+        if self.live:
+            self._steps = self._bars().add_task("", total=total, completed=done, count=f"{done}/{total}", left="")
+        else:
+            self._steps = TaskID(0)
+
+    def step(self, step: int, total: int, metrics: Mapping[str, float], *, evaluated: str = "eval/pass@1") -> None:
+        """Show a step's line and move the live bar.
+
+        Args:
+            step: Number of the step that has ended.
+            total: Number of the last one.
+            metrics: The step's metrics; cells of missing ones are left out.
+            evaluated: The metric to show where the step was evaluated.
+        """
+        self._durations.append(metrics.get("timing_s/step", 0.0))
+        left = sum(self._durations) / len(self._durations) * (total - step)
+        self._print(self._step_line(step, total, metrics, left, evaluated))
+        if self._progress is not None and self._steps is not None:
+            self._move(self._steps, step, total, left)
+
+    def close(self) -> None:
+        """Take the live bar away. What was printed stays."""
+        if self._progress is not None:
+            self._progress.stop()
+        self._progress = self._steps = None
+
+    def _step_line(self, step: int, total: int, metrics: Mapping[str, float], left: float, evaluated: str) -> Text:
+        shown = {name: metrics[name] for name in CELLS if math.isfinite(metrics.get(name, math.nan))}
+        line = self._cells(step, total, shown, metrics, left, evaluated)
+        for name in DROPPED_WHEN_NARROW:
+            if self.live and line.cell_len > self.console.width:
+                shown.pop(name, None)
+                line = self._cells(step, total, shown, metrics, left, evaluated)
+        return line
+
+    def _cells(
+        self,
+        step: int,
+        total: int,
+        shown: Mapping[str, float],
+        metrics: Mapping[str, float],
+        left: float,
+        evaluated: str,
+    ) -> Text:
+        pad = self.live  # plain lines are for grep, columns are for eyes
+        number = f"{step:>{len(str(total))}}/{total}" if pad else f"{step}/{total}"
+        line = Text("step ").append(number, style="bold")
+        gap = "  " if pad else " "
+
+        def cell(label: str, value: str, style: str = "") -> None:
+            line.append(f"{gap}{label} ", style=style or "dim").append(value, style=style)
+
+        for name, value in shown.items():
+            label, width = CELLS[name]
+            cell(label, formatted(name, value).rjust(width if pad else 0))
+        cell("left", duration(left).rjust(7 if pad else 0))
+        if math.isfinite(metrics.get(evaluated, math.nan)):
+            cell(evaluated.removeprefix("eval/"), formatted(evaluated, metrics[evaluated]), "green")
+        for name, label in ALERTS.items():
+            if metrics.get(name, 0) > 0:
+                cell(label, formatted(name, metrics[name]), "yellow")
+        return line
+
+    def _bars(self) -> Progress:
+        if self._progress is None:
+            self._progress = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.fields[count]}"),
+                BarColumn(bar_width=30),
+                TextColumn("{task.fields[left]}", style="dim"),
+                TextColumn("{task.description}"),
+                console=self.console,
+                transient=True,
+            )
+            self._progress.start()
+        return self._progress
+
+    def _move(self, row: TaskID, completed: int, total: int | None, left: float | None) -> None:
+        count = f"{completed}/{total}" if total is not None else f"{completed}"
+        text = f"{duration(left)} left" if left is not None else ""
+        self._bars().update(row, completed=completed, total=total, count=count, left=text)
+
+    def _table(self, title: str, facts: Mapping[str, str]) -> None:
+        if not self.live:
+            self._print(Text(title))
+            for name, value in facts.items():
+                self._print(Text(f"{name}: {printable(value)}"))
+            return
+        table = Table(title=Text(title, style="bold"), title_justify="left", box=box.ROUNDED, show_header=False)
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in facts.items():
+            table.add_row(Text(name), Text(printable(value)))
+        self.console.print(table)
+
+    def _print(self, text: Text) -> None:
+        # soft_wrap: long lines stay one line, for grep and for copying paths and commands.
+        self.console.print(text, soft_wrap=True)
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as `9.4 s` or `42 s` below a minute, `2:45` below an hour, else `1:02:45`."""
+    if seconds is None:
+        return ""
+    if seconds < 59.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def printable(text: str) -> str:
+    """The text with everything but line ends escaped that a terminal would obey instead of show."""
+    return "".join(char if char == "\n" or char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -1,0 +1,261 @@
+"""A run: its folder, its steps, what falls due in them, and what is written and shown of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from jaxtyping import Float
+from torch import Tensor
+
+from tandem.batch import Evaluation, Rewards, Rollouts, UpdateResult
+from tandem.config import Config
+from tandem.observe.best import Best
+from tandem.observe.console import Console
+from tandem.observe.folder import RunFolder
+from tandem.observe.rollout_log import RolloutLog
+from tandem.observe.step_metrics import evaluation_metrics, num_tokens, peak_memory_bytes, step_metrics
+from tandem.observe.timing import Timing
+from tandem.observe.trackers import Trackers, check_trackers, start_trackers
+
+SAMPLE_CHARS = 300  # of a prompt or a response, in a warning
+
+
+class Run:
+    """One run, from its first step to its last, over any number of processes that take it up one after the other.
+
+    In each step call `log` before the checkpoint is saved: then a checkpoint never exists without the line of its
+    step, and a killed run that goes on has the metrics of one that was never killed.
+
+    Args:
+        config: Resolved; it is written to the folder.
+        stop: Set from elsewhere, such as a signal handler, to end the run after the step that is under way.
+        console: Where the run shows itself.
+        clock: Counts seconds.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        stop: threading.Event | None = None,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.config = config
+        self.console = Console() if console is None else console
+        self.stop = threading.Event() if stop is None else stop
+        self.best = Best(config.evaluation.metric, config.evaluation.patience)
+        self.total: int | None = None  # number of the last step
+        self._timing = Timing(clock)
+        self._exit = ExitStack()
+        self._decided_at = 0  # the step after which `_ends` was decided
+        self._ends = False
+
+    def __enter__(self) -> Self:
+        """Take the folder and start the trackers.
+
+        Raises:
+            ConfigError: A tracker's package is missing, or `run.folder` is not set.
+            CheckpointError: The folder cannot be written, another process trains in it, or it holds a run of another
+                config.
+        """
+        check_trackers(self.config.tracking)
+        with ExitStack() as stack:
+            self._folder = RunFolder(self.config)
+            stack.callback(self._folder.close)
+            stack.callback(self.console.close)
+            self._show_changes()
+            self._rollout_log = RolloutLog(
+                self._folder.rollouts,
+                every=self.config.tracking.rollouts_every,
+                most=self.config.tracking.rollouts_max,
+            )
+            self._trackers: Trackers = start_trackers(
+                self.config.tracking,
+                folder=self.folder,
+                run_config=self.config.model_dump(mode="json"),
+                warn=lambda message: self.console.warn("tracker lost", message),
+            )
+            stack.callback(self._trackers.close)
+            self._exit = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._exit.close()
+
+    @property
+    def folder(self) -> Path:
+        """Where the run is kept."""
+        return self._folder.path
+
+    @property
+    def ended_by(self) -> Literal["stop", "patience"] | None:
+        """What ended the run before its last step, if anything did."""
+        if not self._ends:
+            return None
+        return "patience" if self.best.patience_is_out else "stop"
+
+    def steps(self, total: int, *, resume_from: int = 0) -> Iterator[int]:
+        """The steps that are still to be made, 1 to `total`; fewer once a stop is asked for or patience is out.
+
+        At once, not with the first step, what was written after `resume_from` is cut off.
+
+        Args:
+            total: Number of the last step.
+            resume_from: The last step that the loaded checkpoint holds; 0 = none.
+
+        Raises:
+            CheckpointError: What was written cannot be cut.
+        """
+        self.total = total
+        self._folder.metrics.cut_back(resume_from)
+        self._rollout_log.cut_back(resume_from)
+        if resume_from > 0:
+            self._trackers.go_on_after(resume_from)
+        self.console.begin_steps(resume_from, total)
+        return self._remaining_steps(resume_from, total)
+
+    def due(self, kind: Literal["evaluation", "checkpoint"], step: int) -> bool:
+        """Whether step `step` evaluates, or is saved. Step 0 is the time before the first one.
+
+        An evaluation falls due before the first step, every `evaluation.every` steps and after the last. A checkpoint
+        falls due every `checkpoint.every` steps, after the last, at a new best, and where the run ends early.
+        """
+        if kind == "evaluation":
+            every = self.config.evaluation.every
+            return self.config.evaluation.data is not None and (
+                step in (0, self.total) or (every > 0 and step % every == 0)
+            )
+        every = self.config.checkpoint.every
+        new_best = self.config.checkpoint.keep_best > 0 and self.best.step == step
+        return step > 0 and (
+            step == self.total or (every > 0 and step % every == 0) or new_best or self._ends_after(step)
+        )
+
+    @contextmanager
+    def timing(self, name: str) -> Iterator[None]:
+        """Add the time of the block to `timing_s/<name>` of the step, and show the name as what goes on."""
+        self.console.phase(name)
+        with self._timing.part(name):
+            yield
+        self.console.phase("")
+
+    def log_initial(self, evaluation: Evaluation) -> None:
+        """Write the evaluation before the first step, as the line of step 0 of a new `metrics.jsonl`.
+
+        Raises:
+            CheckpointError: It cannot be written.
+        """
+        self._folder.metrics.cut_back(-1)
+        self.best.observe(evaluation)
+        metrics = evaluation_metrics(evaluation) | self._timing.take()
+        self._write(0, metrics)
+
+    def log(
+        self,
+        step: int,
+        rollouts: Rollouts,
+        rewards: Rewards,
+        advantages: Float[Tensor, " B"] | Float[Tensor, "B L"],
+        update: UpdateResult,
+        evaluation: Evaluation | None = None,
+        *,
+        trainer_logprobs: Float[Tensor, "B L"] | None = None,
+    ) -> dict[str, float]:
+        """Write and show a step: its rollouts, its line in `metrics.jsonl`, the console, the trackers.
+
+        Args:
+            step: Number of the step.
+            rollouts: Its responses.
+            rewards: Their rewards.
+            advantages: Their advantages, one per response or per token.
+            update: What the update did.
+            evaluation: Held-out results, where the step evaluated.
+            trainer_logprobs: See `step_metrics`.
+
+        Returns:
+            The step's metrics; NaN where something was not measured.
+
+        Raises:
+            CheckpointError: The disk is full or the folder is gone. Earlier lines are untouched.
+        """
+        if evaluation is not None:
+            self.best.observe(evaluation)
+        metrics = self._timing.take()
+        metrics["perf/tokens_per_s"] = num_tokens(rollouts) / max(metrics["timing_s/step"], 1e-9)
+        metrics["memory/peak_bytes"] = float(peak_memory_bytes())
+        metrics = metrics | step_metrics(rollouts, rewards, update, evaluation, trainer_logprobs=trainer_logprobs)
+        self._rollout_log.write(step, rollouts, rewards, advantages, update)
+        self._write(step, metrics)
+        self.console.step(step, self.total or step, metrics, evaluated=f"eval/{self.config.evaluation.metric}")
+        self._warn(step, rollouts, rewards, update)
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the run, JSON-able."""
+        return {"best": self.best.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self.best.load_state_dict(state["best"])
+
+    def _remaining_steps(self, done: int, total: int) -> Iterator[int]:
+        if self.stop.is_set():
+            self._ends = True
+            return
+        self._timing.take()  # what came before the first step is not a part of it
+        for step in range(done + 1, total + 1):
+            yield step
+            if self._ends_after(step):
+                return
+
+    def _ends_after(self, step: int) -> bool:
+        """Decided once a step: a stop that comes after the checkpoint was not due waits for the next step's."""
+        if self._decided_at != step:
+            self._decided_at = step
+            self._ends = step != self.total and (self.stop.is_set() or self.best.patience_is_out)
+        return self._ends
+
+    def _write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._folder.metrics.append({"step": step, **metrics})
+        self._trackers.log(step, metrics)
+
+    def _warn(self, step: int, rollouts: Rollouts, rewards: Rewards, update: UpdateResult) -> None:
+        if rewards.num_invalid:
+            row = min(rewards.problems, default=None)
+            detail = "" if row is None else sample_text(rollouts, row, rewards.problems[row])
+            message = f"step {step}: {rewards.num_invalid} of {len(rollouts)} responses have no reward"
+            self.console.warn("invalid rewards", message, detail)
+        if update.num_skipped:
+            message = f"step {step}: {update.num_skipped} updates skipped, loss or gradient was not finite"
+            self.console.warn("skipped updates", message)
+
+    def _show_changes(self) -> None:
+        if self._folder.changed:
+            for change in (*self._folder.changed.guarded, *self._folder.changed.free):
+                self.console.note(f"changed since the run began: {change}")
+
+
+def sample_text(rollouts: Rollouts, row: int, problem: str) -> str:
+    """A response that something is wrong with, for people: prompt, response, ground truth, problem."""
+    prompt = rollouts.prompt_of(row)
+    parts = {
+        "prompt": _shortened(prompt.text),
+        "response": _shortened(rollouts.texts[row]),
+        "ground truth": _shortened(str(prompt.ground_truth)),
+        "problem": problem,
+    }
+    return "\n".join(f"{name}: {text}" for name, text in parts.items())
+
+
+def _shortened(text: str) -> str:
+    """The end of it, where answers are."""
+    return text if len(text) <= SAMPLE_CHARS else "..." + text[-SAMPLE_CHARS:]

@@ -1,0 +1,125 @@
+"""The numbers of one step, from what flowed between its parts."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tandem.batch import Evaluation, Rewards, Rollouts, UpdateResult
+from tandem.observe.metrics import METRICS
+
+
+def step_metrics(
+    rollouts: Rollouts,
+    rewards: Rewards,
+    update: UpdateResult,
+    evaluation: Evaluation | None = None,
+    *,
+    trainer_logprobs: Float[Tensor, "B L"] | None = None,
+) -> dict[str, float]:
+    """Rollout, reward, policy and evaluation metrics of one step. NaN where something was not measured.
+
+    Args:
+        rollouts: The step's responses.
+        rewards: Their rewards.
+        update: What the update did. Its own `metrics` come last, so they replace a number of the same name.
+        evaluation: Held-out results, in the steps that evaluate.
+        trainer_logprobs: Log-probs of the response tokens by the trainer under the weights that wrote them, to hold
+            against the engine's; NaN where a row was not run. None takes `update.logprobs`, which is the same where
+            each token is passed once.
+    """
+    logprobs = update.logprobs if trainer_logprobs is None else trainer_logprobs
+    evaluated = evaluation_metrics(evaluation) if evaluation is not None else {}
+    return {
+        **_reward_metrics(rollouts, rewards),
+        **_rollout_metrics(rollouts, rewards, logprobs),
+        **_policy_metrics(update),
+        **evaluated,
+        **update.metrics,
+    }
+
+
+def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
+    """An evaluation under the names that it has in `metrics.jsonl`."""
+    return {f"eval/{name}": float(value) for name, value in evaluation.metrics.items()}
+
+
+def num_tokens(rollouts: Rollouts) -> int:
+    """Tokens of all sequences: each response with its prompt."""
+    lengths = torch.tensor([len(prompt.tokens) for prompt in rollouts.prompts], dtype=torch.int64)
+    prompt_tokens = lengths[rollouts.group_ids.cpu()].sum() if len(rollouts) else torch.zeros(())
+    return int(prompt_tokens) + int(rollouts.response_lengths.sum())
+
+
+def peak_memory_bytes() -> int:
+    """Peak memory of this process: of its GPU where it uses one, else resident."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
+
+
+def groups_without_contrast(rollouts: Rollouts, rewards: Rewards) -> int:
+    """How many groups have valid rewards that are all equal, or fewer than two of them."""
+    num_groups = len(rollouts.prompts)
+    valid = rewards.valid.cpu()
+    groups, values = rollouts.group_ids.cpu()[valid], rewards.values.cpu().double()[valid]
+    low = torch.full((num_groups,), math.inf, dtype=torch.float64).scatter_reduce(0, groups, values, "amin")
+    high = torch.full((num_groups,), -math.inf, dtype=torch.float64).scatter_reduce(0, groups, values, "amax")
+    return int((high <= low).sum())  # a single reward is its own minimum; with none, -inf <= inf
+
+
+def _reward_metrics(rollouts: Rollouts, rewards: Rewards) -> dict[str, float]:
+    metrics = {"reward/mean": rewards.mean, "reward/std": rewards.std, "reward/invalid": float(rewards.num_invalid)}
+    for name, value in rewards.metrics.items():
+        key = f"reward/{name}"
+        # A reward function may well return a key named "mean": it must not pass for the reward's own.
+        metrics[f"reward/own/{name}" if key in METRICS else key] = float(value)
+    sources = [rollouts.prompt_of(row).data_source or "unnamed" for row in range(len(rollouts))]
+    if len(set(sources)) > 1:
+        for source in sorted(set(sources)):
+            rows = torch.tensor([other == source for other in sources]) & rewards.valid.cpu()
+            values = rewards.values.cpu()[rows].double()
+            metrics[f"reward/mean/{source}"] = float(values.mean())  # NaN where none is valid
+    return metrics
+
+
+def _rollout_metrics(
+    rollouts: Rollouts, rewards: Rewards, trainer_logprobs: Float[Tensor, "B L"] | None
+) -> dict[str, float]:
+    lengths = rollouts.response_lengths.double()
+    empty = len(rollouts) == 0
+    metrics = {
+        "rollout/groups_without_contrast": float(groups_without_contrast(rollouts, rewards)),
+        "rollout/response_length_mean": math.nan if empty else float(lengths.mean()),
+        "rollout/response_length_max": math.nan if empty else float(lengths.max()),
+        "rollout/truncated": math.nan if empty else float(rollouts.truncated.double().mean()),
+        "rollout/logprob_diff_mean": math.nan,
+        "rollout/logprob_diff_max": math.nan,
+    }
+    if trainer_logprobs is not None:
+        distance = (trainer_logprobs.detach().cpu().double() - rollouts.rollout_logprobs.cpu().double()).abs()
+        measured = distance[rollouts.response_mask.cpu() & distance.isfinite()]  # NaN: a row that the update left out
+        if len(measured):
+            metrics["rollout/logprob_diff_mean"] = float(measured.mean())
+            metrics["rollout/logprob_diff_max"] = float(measured.max())
+    return metrics
+
+
+def _policy_metrics(update: UpdateResult) -> dict[str, float]:
+    return {
+        "policy/loss": update.loss,
+        "policy/kl": math.nan if update.kl is None else update.kl,
+        "policy/ratio_mean": update.ratio_mean,
+        "policy/ratio_max": update.ratio_max,
+        "policy/clip_fraction": update.clip_fraction,
+        "policy/entropy": math.nan if update.entropy is None else update.entropy,
+        "policy/grad_norm": update.grad_norm,
+        "policy/lr": update.lr,
+        "policy/skipped_updates": float(update.num_skipped),
+    }
