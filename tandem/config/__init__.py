@@ -2,7 +2,6 @@
 
 from tandem.config.difference import Change, Difference, difference
 from tandem.config.load import config_from_dict, load_config, to_yaml
-from tandem.config.reference import render_markdown, render_text
 from tandem.config.resolve import resolve_config
 from tandem.config.schema import Config, leaf_keys
 
@@ -14,8 +13,6 @@ __all__ = [
     "difference",
     "leaf_keys",
     "load_config",
-    "render_markdown",
-    "render_text",
     "resolve_config",
     "to_yaml",
 ]

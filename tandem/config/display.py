@@ -17,7 +17,7 @@ def show(value: Any) -> str:
         return show(value.model_dump())
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {show(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return "[" + ", ".join(show(item) for item in value) + "]"
     if isinstance(value, float):
         return _float(value)

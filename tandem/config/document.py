@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
+from typing_extensions import override
 from yaml.events import AliasEvent
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
@@ -42,6 +43,7 @@ class Given:
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[KeyPath, Place] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    is_complete: bool = True  # False where a file could not be read, so that what is missing is not known
 
     def place(self, path: KeyPath) -> Place | None:
         """The place of `path`; without one, of a key inside of it, or of the nearest key around it."""
@@ -61,8 +63,7 @@ class Given:
 class _Loader(yaml.SafeLoader):
     """Composes nodes only. Aliases are refused: they could make a small file endlessly large."""
 
-    yaml_implicit_resolvers: ClassVar[dict[Any, Any]] = {}  # scalars are told apart by `_scalar`, not by YAML 1.1
-
+    @override
     def compose_node(self, parent: Node | None, index: int) -> Node | None:
         if self.check_event(AliasEvent):
             mark = self.peek_event().start_mark
@@ -72,16 +73,19 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
+_Loader.yaml_implicit_resolvers = {}  # scalars are told apart by `scalar_kind`, not by the rules of YAML 1.1
+
+
 def read_file(path: Path) -> Given:
     """Read a YAML file; nothing is raised, problems are collected."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         problem = Problem(str(path), f"is not UTF-8 text: {error.reason} at byte {error.start}", "save it as UTF-8")
-        return Given(problems=[problem])
+        return Given(problems=[problem], is_complete=False)
     except OSError as error:
         problem = Problem(str(path), f"cannot be read: {error.strerror}", "give the path of a YAML file")
-        return Given(problems=[problem])
+        return Given(problems=[problem], is_complete=False)
     return read_text(text, str(path))
 
 
@@ -90,12 +94,13 @@ def read_text(text: str, name: str) -> Given:
     given = Given()
     node = _compose(text, name, given)
     if node is None:
+        given.is_complete = not given.problems
         return given
     if not isinstance(node, MappingNode):
         message = "holds no `section:` with `key: value` lines under it"
-        given.problems.append(
-            Problem(name, message, "begin with a section such as `rollout:`; mind the space after a colon")
-        )
+        remedy = "begin with a section such as `rollout:`; mind the space after a colon"
+        given.problems.append(Problem(name, message, remedy))
+        given.is_complete = False
         return given
     given.values = _Reader(given, name).mapping(node, ())
     return given
@@ -199,15 +204,18 @@ def _convert(kind: str, text: str) -> Any:
 class _Dumper(yaml.SafeDumper):
     """Quotes what any version of YAML would read as something else than a text; short lists stay on one line."""
 
-    def represent_list(self, data: list[Any]) -> Node:
-        is_flat = not any(isinstance(item, list | dict) for item in data)
-        return self.represent_sequence(f"{_TAG}seq", data, flow_style=is_flat)
 
-    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        super().increase_indent(flow, False)
+def _represent_list(dumper: yaml.SafeDumper, items: list[Any]) -> Node:
+    is_flat = not any(isinstance(item, (list, dict)) for item in items)
+    return dumper.represent_sequence(f"{_TAG}seq", items, flow_style=is_flat)
 
 
-_Dumper.add_representer(list, _Dumper.represent_list)
+def _represent_str(dumper: yaml.SafeDumper, text: str) -> Node:
+    return dumper.represent_scalar(f"{_TAG}str", text, style='"' if "\n" in text else None)
+
+
+_Dumper.add_representer(list, _represent_list)
+_Dumper.add_representer(str, _represent_str)
 _Dumper.add_implicit_resolver(f"{_TAG}float", _FLOAT, list("-+.0123456789"))
 
 

@@ -19,9 +19,11 @@ def without_effect(config: Config) -> list[Conflict]:
     """All settings that are given and change nothing."""
     conflicts = []
     for keys, (reason, remedy, deciding) in _rules(config):
-        for key in keys:
-            if is_stated(config, key):
-                conflicts.append(Conflict((key, *deciding), f"has no effect: {reason}", f"{remedy}, or leave it out"))
+        stated = [key for key in keys if is_stated(config, key)]
+        if stated:
+            others = f" (nor have {', '.join(stated[1:])})" if stated[1:] else ""
+            remedy_in_full = f"{remedy}, or leave {'them' if others else 'it'} out"
+            conflicts.append(Conflict((*stated, *deciding), f"has no effect{others}: {reason}", remedy_in_full))
     return conflicts
 
 

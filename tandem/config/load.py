@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from tandem.config.checks import contradictions, missing
 from tandem.config.conflict import Conflict
+from tandem.config.display import quote
 from tandem.config.document import Given, Place, read_file, read_value, write_text
 from tandem.config.effects import without_effect
 from tandem.config.presets import PRESETS
@@ -55,7 +56,15 @@ def to_yaml(config: Config) -> str:
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _plain(value) if isinstance(value, Mapping) else value for key, value in values.items()}
+    return {key: _plain_value(value) for key, value in values.items()}
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return _plain(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain_value(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def _apply_override(given: Given, override: str) -> None:
@@ -79,9 +88,9 @@ def _apply_override(given: Given, override: str) -> None:
         return
     parent = given.values
     for depth, name in enumerate(path[:-1], start=1):
-        inner = parent.get(name)
-        if inner is None:
-            inner = parent[name] = {}
+        if parent.get(name) is None:
+            parent[name] = {}
+        inner = parent[name]
         if not isinstance(inner, dict):
             around = ".".join(path[:depth])
             message = f"cannot be set: {around} is no mapping"
@@ -106,7 +115,8 @@ def _build(given: Given, *, need_data: bool, need_reward: bool) -> Config:
         *contradictions(config),
         *without_effect(config),
     ]
-    problems += [_located(conflict, given) for conflict in conflicts if not _rests_on(conflict, broken)]
+    if given.is_complete:
+        problems += [_located(conflict, given) for conflict in conflicts if not _rests_on(conflict, broken)]
     if problems:
         raise ConfigError(sorted(problems, key=_reading_order))
     return config
@@ -125,9 +135,9 @@ def _apply_preset(given: Given) -> None:
         return
     for key, value in PRESETS[name].settings.items():
         section, _, option = key.partition(".")
-        content = given.values.setdefault(section, {})
-        if content is None:
-            content = given.values[section] = {}
+        if given.values.get(section) is None:
+            given.values[section] = {}
+        content = given.values[section]
         if isinstance(content, dict) and option not in content:
             content[option] = value
             given.places[section, option] = Place(f"preset {name}")
@@ -136,12 +146,17 @@ def _apply_preset(given: Given) -> None:
 def _read_section(name: str, given: Given) -> tuple[Section, list[Problem]]:
     """The section with defaults in place of unfit values, and the problems."""
     schema = SECTIONS[name]
-    content = given.values.get(name)
-    if content is None:
-        content = {}
+    content: Any = {} if given.values.get(name) is None else given.values[name]
     if not isinstance(content, dict):
-        message = "is a section: expected `key: value` lines under it"
-        return schema(), [Problem(name, message, f"it takes {', '.join(schema.model_fields)}", given.where((name,)))]
+        message = f"got {quote(content)}, expected a section with `key: value` lines under it"
+        return schema(), [
+            Problem(
+                name,
+                message,
+                f"its keys are {', '.join(schema.model_fields)}; mind the space after a colon",
+                given.where((name,)),
+            )
+        ]
     known = {key: value for key, value in content.items() if key in schema.model_fields}
     try:
         return schema.model_validate(known), []

@@ -15,7 +15,8 @@ class RunConfig(Section):
     """Where the run is kept, how long it is, what seeds it."""
 
     folder: Text | None = Field(
-        None, description="Folder of the run; a run that is already there goes on. null = runs/<name of the YAML file>."
+        None,
+        description="Folder of the run; a run that is already there goes on. null = runs/NAME, after the YAML file.",
     )
     seed: Seed = Field(0, description="Seeds the order of the data, the sampling noise and new weights.")
     steps: Count | None = Field(

@@ -24,4 +24,11 @@ class Section(BaseModel):
     """One section of the config. Types are strict: the text "8" is no number, 1 is no bool; an integer may stand
     for a float. Infinite and NaN values are refused everywhere."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        defer_build=True,  # the validators are built when they are first used: `import tandem.config` stays fast
+    )
