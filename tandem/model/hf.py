@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     CONFIG_MAPPING,
@@ -106,7 +107,7 @@ def load_model(config: ModelConfig, *, device: torch.device, dtype: torch.dtype)
             trust_remote_code=config.trust_remote_code,
             output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(
             f"model.path: the weights of {config.path!r} cannot be loaded: {error}",
             remedy="the folder must hold all its safetensors files, unchanged since they were saved",

@@ -68,15 +68,17 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     path = str(resolve_model_path(name, key=key))
     try:
         if get_tokenizer_config(path).get("tokenizer_class") in _AS_IT_STANDS:
-            return PreTrainedTokenizerFast.from_pretrained(path)
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=config.trust_remote_code)
+            tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(path)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=config.trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         if "trust_remote_code" in str(error):
             raise foreign_code(key, name) from error
-        raise ModelError(
-            f"{key}: no tokenizer can be read from {name!r}: {error}",
-            remedy="the folder needs tokenizer.json; or set model.tokenizer to a folder or hub name that has one",
-        ) from error
+        raise _no_tokenizer(key, name, str(error)) from error
+    if tokenizer.get_vocab().keys() <= tokenizer.get_added_vocab().keys():
+        # For some architectures transformers makes a tokenizer of special tokens only where it finds no files.
+        raise _no_tokenizer(key, name, "it has no vocabulary")
+    return tokenizer
 
 
 def unknown_characters(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
@@ -97,3 +99,10 @@ def eos_ids(generation_config: GenerationConfig, tokenizer: PreTrainedTokenizerB
 def tokenizer_size(tokenizer: PreTrainedTokenizerBase) -> int:
     """One more than the largest token id: the rows that an embedding needs at least."""
     return max(tokenizer.get_vocab().values()) + 1
+
+
+def _no_tokenizer(key: str, name: str, reason: str) -> ModelError:
+    return ModelError(
+        f"{key}: no tokenizer can be read from {name!r}: {reason}",
+        remedy="the folder needs tokenizer.json; or set model.tokenizer to a folder or hub name that has one",
+    )

@@ -1,0 +1,98 @@
+"""Where a model comes from: folder, run, checkpoint, hub name; and what is no model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tandem.errors import ModelError
+from tandem.model.source import resolve_model_path, weights_problems
+
+
+def _model(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_a_hugging_face_folder_is_itself(tmp_path: Path) -> None:
+    folder = _model(tmp_path / "model")
+    assert resolve_model_path(folder) == folder
+    assert resolve_model_path(str(folder)) == folder
+
+
+def test_a_checkpoint_means_its_weights(tmp_path: Path) -> None:
+    weights = _model(tmp_path / "step_000020" / "model")
+    assert resolve_model_path(tmp_path / "step_000020") == weights
+
+
+def test_a_run_means_its_newest_complete_checkpoint(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "run" / "checkpoints"
+    _model(checkpoints / "step_000020" / "model")
+    newest = _model(checkpoints / "step_000100" / "model")
+    _model(checkpoints / "step_000120.unfinished" / "model")
+    (checkpoints / "step_000140").mkdir()
+    assert resolve_model_path(tmp_path / "run") == newest
+
+
+def test_a_run_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ModelError, match="no complete checkpoint"):
+        resolve_model_path(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "gpt2"])
+def test_a_hub_name_is_returned_as_it_is(name: str) -> None:
+    assert resolve_model_path(name) == name
+
+
+@pytest.mark.parametrize("path", ["/no/such/folder", "./missing", "a/b/c", "~/missing-model"])
+def test_a_path_that_does_not_exist_is_no_hub_name(path: str) -> None:
+    with pytest.raises(ModelError, match=r"model\.path: .* does not exist"):
+        resolve_model_path(path)
+
+
+def test_the_message_names_the_key_that_gave_the_path() -> None:
+    with pytest.raises(ModelError, match=r"^model\.tokenizer: "):
+        resolve_model_path("/no/such/folder", key="model.tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("adapter_config.json", "merge it"),
+        ("model.Q4.gguf", "convert it"),
+        ("notes.txt", r"has no config\.json; it holds notes\.txt"),
+    ],
+)
+def test_a_folder_without_a_model_says_what_it_holds(tmp_path: Path, file: str, message: str) -> None:
+    (tmp_path / file).touch()
+    with pytest.raises(ModelError, match=message):
+        resolve_model_path(tmp_path)
+
+
+@pytest.mark.parametrize(("file", "message"), [("model.gguf", "convert it"), ("model.safetensors", "give the folder")])
+def test_a_file_is_no_folder(tmp_path: Path, file: str, message: str) -> None:
+    (tmp_path / file).touch()
+    with pytest.raises(ModelError, match=message):
+        resolve_model_path(tmp_path / file)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["pytorch_model.bin"], "pickle only"),
+        (["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"], "pickle only"),
+        (["weights.gguf"], "GGUF only"),
+        ([], "no weights"),
+    ],
+)
+def test_only_safetensors_are_weights(tmp_path: Path, files: list[str], message: str) -> None:
+    for file in files:
+        (tmp_path / file).touch()
+    (problem,) = weights_problems(tmp_path)
+    assert message in str(problem)
+    assert problem.remedy
+    (tmp_path / "model.safetensors").touch()
+    assert weights_problems(tmp_path) == []
