@@ -1,0 +1,46 @@
+"""What the user's code raised, whatever it was."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+MAX_FRAMES = 8
+MAX_CHARACTERS = 4000
+_OWN_FOLDERS = (str(Path(__file__).parent), str(Path(asyncio.__file__).parent), "<frozen ")
+
+
+class Raised:
+    """Keeps what the block raised as `error`: a reward function may raise anything, `SystemExit` included.
+
+    Two things go on to the caller: running out of memory, after which the process is not fit for another call, and
+    being cancelled, which is how a time limit stops a coroutine.
+    """
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> Raised:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if isinstance(error, MemoryError | asyncio.CancelledError):
+            return False
+        self.error = error
+        return True
+
+
+def describe(error: BaseException) -> str:
+    """The error with the frames of the user's own code, the innermost ones if there are many."""
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OWN_FOLDERS)
+    ]
+    shown = "".join(traceback.format_list(frames[-MAX_FRAMES:]))
+    what = "".join(traceback.format_exception_only(error)).strip()
+    if len(what) > MAX_CHARACTERS:
+        what = f"{what[:MAX_CHARACTERS]} ... ({len(what)} characters)"
+    return f"{what}\n{shown}".rstrip()

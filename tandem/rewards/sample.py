@@ -1,0 +1,33 @@
+"""What a reward function is given, and what comes back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One response and what is needed to judge it. `ground_truth` and `extra_info` may be any Python object."""
+
+    response: str
+    prompt: str = ""
+    ground_truth: Any = None
+    data_source: str = ""
+    extra_info: Any = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """The reward of one response. `value` is None if and only if there is none; then `error` says why.
+
+    `metrics` holds further numbers by name (`reward/...`), to be averaged over the responses that have them.
+    `seconds` is how long the call took (of a batched function: the whole call). `output` is the end of what was
+    printed meanwhile; calls of an async function share one worker, so it may hold lines of its neighbours.
+    """
+
+    value: float | None
+    metrics: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
+    seconds: float = 0.0
+    output: str = ""
