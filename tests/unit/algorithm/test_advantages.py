@@ -105,6 +105,14 @@ def test_no_response_at_all_is_no_error():
     assert grpo_advantages(torch.zeros(0), torch.zeros(0, dtype=torch.int64)).shape == (0,)
 
 
+def test_small_differences_of_large_float32_rewards_are_exact():
+    rewards = 1000.0 + torch.rand(64, generator=torch.Generator().manual_seed(0))
+    expected = (rewards.double() - rewards.double().mean()).float()
+    assert not torch.equal(rewards - rewards.mean(), expected)
+    advantages = grpo_advantages(rewards, torch.zeros(64, dtype=torch.int64))
+    torch.testing.assert_close(advantages, expected, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_groups_sum_to_zero_and_order_does_not_matter(seed):
     generator = torch.Generator().manual_seed(seed)
@@ -175,11 +183,11 @@ def test_fault_19_empty_responses_do_not_move_the_mean_of_their_group():
 def test_own_advantage_function_is_called_by_keyword_and_its_result_kept():
     def own(*, rewards, valid, response_mask, **_):
         assert valid.tolist() == [True, True, True, False]
-        return (rewards * 2.0).double()[:, None].expand(response_mask.shape)
+        return (rewards * 2.0 + 1.0).double()[:, None].expand(response_mask.shape)
 
     advantages = estimate_advantages(AlgorithmConfig(), REWARDS, ROLLOUTS, function=own)
     assert advantages.dtype == torch.float32
-    assert advantages.tolist() == [[2.0, 2.0, 0.0], [0.0, 0.0, 0.0], [8.0, 8.0, 8.0], [0.0, 0.0, 0.0]]
+    assert advantages.tolist() == [[3.0, 3.0, 0.0], [1.0, 0.0, 0.0], [9.0, 9.0, 9.0], [0.0, 0.0, 0.0]]
 
 
 def test_own_advantage_function_may_be_nonsense_where_there_is_no_reward():

@@ -98,16 +98,17 @@ def test_fault_12_on_policy_every_ratio_is_exactly_one():
 
 
 @pytest.mark.parametrize("clip_dual", [None, 3.0])
-def test_fault_09_log_ratios_of_50_give_finite_loss_and_gradient(clip_dual):
-    logprobs = torch.tensor([[-50.0, 0.0]] * 2, requires_grad=True)
+@pytest.mark.parametrize("size", [50.0, 200.0])  # exp(200) is infinite in float32
+def test_fault_09_large_log_ratios_give_finite_loss_and_gradient(clip_dual, size):
+    logprobs = torch.tensor([[-size, 0.0]] * 2, requires_grad=True)
     advantages = torch.tensor([[1.0], [-1.0]])
     loss = grpo_loss(
         logprobs,
-        torch.tensor([[0.0, -50.0]] * 2),
+        torch.tensor([[0.0, -size]] * 2),
         advantages,
         torch.ones(2, 2, dtype=torch.bool),
         clip_dual=clip_dual,
-        ref_logprobs=torch.tensor([[0.0, -50.0]] * 2),
+        ref_logprobs=torch.tensor([[0.0, -size]] * 2),
         kl_coef=0.1,
     )
     loss.backward()
