@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -48,14 +49,14 @@ def new_config(new: Mapping[str, object], tokenizer: PreTrainedTokenizerBase) ->
     problems = [_unknown_field(name, architecture, allowed) for name in fields if name not in allowed]
 
     size = tokenizer_size(tokenizer)
-    defaults = {
+    defaults: dict[str, Any] = {
         "vocab_size": -(-size // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE,
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "architectures": [architecture],
     }
-    given = {**defaults, **{name: value for name, value in fields.items() if name in allowed}}
+    given: dict[str, Any] = {**defaults, **{name: value for name, value in fields.items() if name in allowed}}
     try:
         config = config_class(**given)
     except (StrictDataclassError, ValueError, TypeError) as error:

@@ -51,16 +51,18 @@ def check_model(config: ModelConfig) -> ModelFacts:
         ModelError: The model cannot be trained, with everything that speaks against it.
     """
     problems: list[ModelError] = []
+    tokenizer: Tokenizer | None
     if config.new is not None:
-        tokenizer: Tokenizer | None = load_tokenizer(config)
-        model_config: PreTrainedConfig | None = new_config(config.new, tokenizer)
+        tokenizer = load_tokenizer(config)
+        model_config = new_config(config.new, tokenizer)
     else:
-        model_config = _tried(lambda: read_config(config), problems)
-        if model_config is None and config.tokenizer is None:  # the tokenizer would come from the same place
+        read = _tried(lambda: read_config(config), problems)
+        if read is None and config.tokenizer is None:  # the tokenizer would come from the same place
             raise together(problems)
         tokenizer = _tried(lambda: load_tokenizer(config), problems)
-    if model_config is None:
-        raise together(problems)
+        if read is None:
+            raise together(problems)
+        model_config = read
     generation = _generation_config(config, model_config)
     model_class = _model_class(config, model_config, problems)
     if model_class is not None:

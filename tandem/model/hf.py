@@ -67,7 +67,8 @@ def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
 
 def model_class_of(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """The class that transformers has for this config as a causal language model; None if it has none."""
-    return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return found if isinstance(found, type) else None
 
 
 def read_generation_config(config: ModelConfig, model_config: PreTrainedConfig) -> GenerationConfig:
@@ -75,11 +76,22 @@ def read_generation_config(config: ModelConfig, model_config: PreTrainedConfig) 
 
     Tandem takes the EOS ids from it and nothing else. Its sampling settings (temperature, top_k, top_p, repetition
     penalty) are ignored on purpose: they would bend the distribution that the policy is trained on.
+
+    Raises:
+        ModelError: The file is there, but broken.
     """
-    try:
-        return GenerationConfig.from_pretrained(resolve_model_path(str(config.path)))
-    except OSError:  # there is none
+    path = resolve_model_path(str(config.path))
+    if isinstance(path, Path) and not (path / "generation_config.json").exists():
         return GenerationConfig.from_model_config(model_config)
+    try:
+        return GenerationConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        if isinstance(path, str):  # on the hub, and there is none
+            return GenerationConfig.from_model_config(model_config)
+        raise ModelError(
+            f"model.path: generation_config.json of {config.path!r} cannot be read: {error}",
+            remedy="mend it, or remove it",
+        ) from error
 
 
 def load_model(config: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -75,6 +76,6 @@ def together(problems: Sequence[ModelError]) -> ModelError:
     return ModelError(f"{len(problems)} problems with the model:\n  {lines}")
 
 
-def _field(config: PreTrainedConfig, name: str) -> object:
+def _field(config: PreTrainedConfig, name: str) -> Any:
     """A field of the config; None where this architecture has none of that name."""
     return getattr(config, name, None)

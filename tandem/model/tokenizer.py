@@ -68,14 +68,14 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     path = str(resolve_model_path(name, key=key))
     try:
         if get_tokenizer_config(path).get("tokenizer_class") in _AS_IT_STANDS:
-            tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(path)
+            tokenizer: PreTrainedTokenizerBase | None = PreTrainedTokenizerFast.from_pretrained(path)
         else:
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=config.trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         if "trust_remote_code" in str(error):
             raise foreign_code(key, name) from error
         raise _no_tokenizer(key, name, str(error)) from error
-    if tokenizer.get_vocab().keys() <= tokenizer.get_added_vocab().keys():
+    if tokenizer is None or tokenizer.get_vocab().keys() <= tokenizer.get_added_vocab().keys():
         # For some architectures transformers makes a tokenizer of special tokens only where it finds no files.
         raise _no_tokenizer(key, name, "it has no vocabulary")
     return tokenizer
@@ -92,8 +92,10 @@ def eos_ids(generation_config: GenerationConfig, tokenizer: PreTrainedTokenizerB
     Chat models often have two: the end of the turn, and the end of the text.
     """
     given = generation_config.eos_token_id
-    ids = set(given) if isinstance(given, list | tuple) else {given}
-    return tuple(sorted(int(token) for token in ids | {tokenizer.eos_token_id} if token is not None))
+    ids = {given} if isinstance(given, int) else set(given or ())
+    if tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    return tuple(sorted(ids))
 
 
 def tokenizer_size(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -69,6 +69,15 @@ def test_no_eos_token_anywhere(tmp_path: Path) -> None:
         check_model(ModelConfig(path=str(folder)))
 
 
+def test_a_generation_config_may_be_missing_but_not_broken(tmp_path: Path) -> None:
+    folder = tiny_model_folder(tmp_path, overrides={"eos_token_id": 9})
+    (folder / "generation_config.json").unlink()
+    assert check_model(ModelConfig(path=str(folder))).eos_ids == (1, 9)
+    (folder / "generation_config.json").write_text("{broken")
+    with pytest.raises(ModelError, match=r"generation_config\.json .* cannot be read"):
+        check_model(ModelConfig(path=str(folder)))
+
+
 def test_no_pad_token_is_no_problem(tmp_path: Path) -> None:
     folder = tiny_model_folder(tmp_path)
     _edit(folder / "tokenizer_config.json", {"pad_token": "REMOVE"})
