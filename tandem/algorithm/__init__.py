@@ -1,0 +1,1 @@
+"""Advantages, losses, KL estimates, and means with global denominators: pure functions of tensors and numbers."""
