@@ -10,6 +10,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from tandem.config.data import DataConfig
+from tandem.data.columns import prompt_of
 from tandem.data.encoder import EncodedPrompt, PromptEncoder, encode_batch
 from tandem.data.files import Row, read_rows
 from tandem.data.problems import Problems
@@ -60,6 +61,17 @@ def load_examples(
     if not examples:
         raise nothing_left(str(path), num_dropped, config.max_prompt_length)
     return tuple(examples)
+
+
+def check_examples(path: str | Path, config: DataConfig | None = None, *, seed: int = 0) -> None:
+    """Look at the first row, before any model is loaded.
+
+    Raises:
+        DataError: The source is missing, unreadable, empty or of another format, or lacks a column.
+    """
+    row = next(read_rows(str(path), seed=seed))
+    prompt_of(row, (config or DataConfig()).prompt_key)
+    _response_of(row)
 
 
 def _with_responses(

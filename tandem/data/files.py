@@ -6,6 +6,8 @@ import importlib.util
 import inspect
 import json
 import re
+import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,15 +170,15 @@ def _hub_rows(path: str) -> Iterator[Row]:
 
 def _generator_rows(file: Path, name: str, seed: int) -> Iterator[Row]:
     function = _load_function(file, name)
-    parameters = inspect.signature(function).parameters.values()
-    required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    parameters = inspect.signature(function).parameters
+    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [name for name, p in parameters.items() if p.default is p.empty and p.kind not in open_ended]
     if set(required) - {"seed"}:
         raise DataError(
             f"{file}:{name} asks for {', '.join(required)}",
             remedy="a generator takes no arguments, or `seed` alone; give the others defaults",
         )
-    takes_seed = any(parameter.name == "seed" for parameter in parameters)
-    rows = function(seed=seed) if takes_seed else function()
+    rows = function(seed=seed) if "seed" in parameters else function()
     if not isinstance(rows, Iterable):
         raise DataError(
             f"{file}:{name} returned {type(rows).__name__}", remedy="yield mappings, or return a list of them"
@@ -186,10 +188,12 @@ def _generator_rows(file: Path, name: str, seed: int) -> Iterator[Row]:
 
 
 def _load_function(file: Path, name: str) -> Callable[..., object]:
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module_name = f"tandem_generator_{zlib.crc32(bytes(file.absolute())):08x}"  # cannot hide a module of the user's
+    spec = importlib.util.spec_from_file_location(module_name, file)
     if spec is None or spec.loader is None:
         raise DataError(f"{file}: not a Python file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses look up the module that they are defined in
     try:
         spec.loader.exec_module(module)
     except (FileNotFoundError, PermissionError) as error:

@@ -56,12 +56,7 @@ class ChatTemplate:
         """
         if isinstance(prompt, str):
             if self._mode in ("auto", "never"):
-                if self._system_prompt is not None:
-                    raise DataError(
-                        f"{place}: data.system_prompt has no effect on a text that is tokenised raw",
-                        remedy="set data.chat_template=always, or write the system prompt into the prompts",
-                    )
-                return PromptText(prompt, templated=False)
+                return self._raw(prompt, place)
             messages: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
         elif isinstance(prompt, (Sequence, np.ndarray)):  # an array is what pandas makes of a list in parquet
             messages = [_message(message, place) for message in prompt]
@@ -71,6 +66,16 @@ class ChatTemplate:
                 remedy="set data.prompt_key to the column of the prompts",
             )
         return PromptText(self._render(messages, place), templated=True)
+
+    def _raw(self, text: str, place: str) -> PromptText:
+        keys = {"system_prompt": self._system_prompt is not None, "chat_template_options": bool(self._options)}
+        for key, given in keys.items():
+            if given:
+                raise DataError(
+                    f"{place}: data.{key} has no effect on a text that is tokenised raw",
+                    remedy=f"set data.chat_template=always, or remove data.{key}",
+                )
+        return PromptText(text, templated=False)
 
     def _render(self, messages: list[dict[str, Any]], place: str) -> str:
         if self._mode == "never":
@@ -108,7 +113,10 @@ def _template_of(tokenizer: PreTrainedTokenizerBase, mode: str) -> str | None:
     if mode == "never":
         return None
     if mode in ("auto", "always"):
-        return tokenizer.get_chat_template() if tokenizer.chat_template else None
+        own = tokenizer.chat_template
+        if isinstance(own, dict):  # some tokenizers carry several, by name
+            own = own.get("default")
+        return own or None
     try:
         return Path(mode).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

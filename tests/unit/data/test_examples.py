@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tandem.config.data import DataConfig
-from tandem.data.examples import Example, load_examples
+from tandem.data.examples import Example, check_examples, load_examples
 from tandem.errors import DataError, ModelError
 from tests.tiny import tiny_tokenizer, write_jsonl
 
@@ -76,6 +76,14 @@ def test_rows_without_a_usable_response_are_named(tmp_path: Path) -> None:
     assert "line 1: no response in any of response, answer, completion; the columns are prompt, label" in message
     assert "line 2: 'response' is a text, but this one is of type list" in message
     assert "line 3: 'answer' is a text, but this one is of type bool" in message
+
+
+def test_the_first_row_is_checked_without_a_tokenizer(tmp_path: Path) -> None:
+    check_examples(write_jsonl(tmp_path / "good.jsonl", [{"prompt": "a", "response": "b"}]))
+    with pytest.raises(DataError, match="no response in any of"):
+        check_examples(write_jsonl(tmp_path / "bad.jsonl", [{"prompt": "a", "label": "b"}]))
+    with pytest.raises(DataError, match="no column 'q'"):
+        check_examples(tmp_path / "good.jsonl", DataConfig(prompt_key="q"))
 
 
 def test_tokenizer_without_eos_is_refused(tmp_path: Path) -> None:

@@ -98,6 +98,21 @@ def test_generator_without_parameters_hands_on_its_objects_untouched(tmp_path: P
     assert row["answer"].tolist() == [1, 2]
 
 
+def test_generator_file_may_define_dataclasses_and_take_any_keywords(tmp_path: Path) -> None:
+    path = tmp_path / "shapes.py"
+    path.write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import asdict, dataclass\n"
+        "@dataclass\n"
+        "class Sum:\n"
+        "    prompt: str\n"
+        "def rows(*parts, **options):\n"
+        "    return [asdict(Sum(f'{parts}{options}'))]\n",
+        encoding="utf-8",
+    )
+    assert values(f"{path}:rows") == [{"prompt": "(){}"}]
+
+
 def test_generator_is_read_lazily(tmp_path: Path) -> None:
     body = "():\n    i = 0\n    while True:\n        yield {'prompt': str(i)}\n        i += 1"
     rows = read_rows(f"{write_generator(tmp_path / 'endless.py', body)}:rows")

@@ -74,9 +74,21 @@ def test_system_prompt_stands_first_unless_the_messages_have_one() -> None:
     assert write("1+1?", chat_template="always", system_prompt="Be brief.").text.startswith("system: Be brief.\nuser:")
 
 
-def test_system_prompt_on_a_raw_text_is_an_error() -> None:
+@pytest.mark.parametrize("mode", ["auto", "never"])
+def test_settings_without_effect_on_a_raw_text_are_an_error(mode: str) -> None:
     with pytest.raises(DataError, match=r"data\.system_prompt has no effect on a text"):
-        write("1+1=", system_prompt="Be brief.")
+        write("1+1=", chat_template=mode, system_prompt="Be brief.")
+    with pytest.raises(DataError, match=r"data\.chat_template_options has no effect on a text"):
+        write("1+1=", chat_template=mode, chat_template_options={"enable_thinking": False})
+
+
+def test_of_several_templates_the_default_is_used() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = {"default": "d{{ messages[0].content }}", "tool_use": "t"}
+    assert write(QUESTION, tokenizer).text == "d1+1?"
+    tokenizer.chat_template = {"tool_use": "t"}
+    with pytest.raises(DataError, match="messages need a chat template"):
+        write(QUESTION, tokenizer)
 
 
 def test_a_template_that_refuses_the_messages_is_named_with_the_row() -> None:
