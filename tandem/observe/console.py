@@ -32,7 +32,7 @@ CELLS: Mapping[str, tuple[str, int]] = {
     "policy/ratio_mean": ("ratio", 5),
     "timing_s/step": ("seconds", 5),
 }
-DROPPED_WHEN_NARROW = ("policy/ratio_mean", "rollout/response_length_mean", "policy/kl")
+DROPPED_WHEN_NARROW = ("policy/ratio_mean", "rollout/response_length_mean", "policy/kl", "timing_s/step")
 ALERTS: Mapping[str, str] = {"reward/invalid": "invalid", "policy/skipped_updates": "skipped"}
 
 

@@ -118,8 +118,7 @@ class Run:
         self.total = total
         self._folder.metrics.cut_back(resume_from)
         self._rollout_log.cut_back(resume_from)
-        if resume_from > 0:
-            self._trackers.go_on_after(resume_from)
+        self._trackers.go_on_after(resume_from)
         self.console.begin_steps(resume_from, total)
         return self._remaining_steps(resume_from, total)
 
@@ -156,8 +155,8 @@ class Run:
         """
         self._folder.metrics.cut_back(-1)
         self.best.observe(evaluation)
-        metrics = evaluation_metrics(evaluation) | self._timing.take()
-        self._write(0, metrics)
+        seconds = self._timing.take()["timing_s/evaluation"]
+        self._write(0, {**evaluation_metrics(evaluation), "timing_s/evaluation": seconds})
 
     def log(
         self,
