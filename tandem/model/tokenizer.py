@@ -23,7 +23,7 @@ def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
     """A tokenizer with one token per character, after `<pad>` (0) and `<eos>` (1).
 
     It has no token for unknown characters on purpose: text with a character outside of the list cannot be
-    encoded, instead of becoming something else in silence. `unknown_characters` finds them beforehand.
+    encoded, instead of becoming something else in silence.
 
     Args:
         characters: The alphabet, in the order of the token ids. A space and a newline are characters, too.
@@ -79,11 +79,6 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         # For some architectures transformers makes a tokenizer of special tokens only where it finds no files.
         raise _no_tokenizer(key, name, "it has no vocabulary")
     return tokenizer
-
-
-def unknown_characters(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-    """The characters of `text`, each once, that a tokenizer made by `character_tokenizer` has no token for."""
-    return "".join(sorted(set(text) - tokenizer.get_vocab().keys()))
 
 
 def eos_ids(generation_config: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
