@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 
 import rich.console
@@ -85,7 +85,8 @@ class Console:
         self.live = self.console.is_terminal
         self._clock = clock
         self._progress: Progress | None = None
-        self._steps: TaskID | None = None
+        self._steps: TaskID | None = None  # row of the steps in the live bar
+        self._in_steps = False
         self._warnings: Counter[str] = Counter()
         self._durations: deque[float] = deque(maxlen=20)  # of the last steps, for the time left
 
@@ -127,10 +128,10 @@ class Console:
         self._print(text)
 
     @contextmanager
-    def task(self, description: str, total: int | None = None) -> Iterator[Task]:
+    def task(self, description: str, total: int | None = None) -> Generator[Task]:
         """Show the progress of something that takes a while, such as loading a model: `task.advance()`."""
         task = Task(description, total, self._clock)
-        within_steps = self._steps is not None
+        within_steps = self._in_steps
         if self.live:
             row = self._bars().add_task(description, total=total, count="", left="")
             task.on_change = lambda: self._move(row, task.completed, task.total, task.seconds_left)
@@ -152,9 +153,9 @@ class Console:
             if task.seconds >= NOTABLE_S and not within_steps:
                 self._print(Text(f"{description}: done in {duration(task.seconds)}"))
         finally:
-            if row is not None:
-                self._bars().remove_task(row)
-                if self._steps is None:
+            if row is not None and self._progress is not None:
+                self._progress.remove_task(row)
+                if not self._progress.tasks:
                     self.close()
 
     def phase(self, name: str) -> None:
@@ -164,10 +165,9 @@ class Console:
 
     def begin_steps(self, done: int, total: int) -> None:
         """Start the live bar of the steps, `done` of which were made before."""
+        self._in_steps = True
         if self.live:
             self._steps = self._bars().add_task("", total=total, completed=done, count=f"{done}/{total}", left="")
-        else:
-            self._steps = TaskID(0)
 
     def step(self, step: int, total: int, metrics: Mapping[str, float], *, evaluated: str = "eval/pass@1") -> None:
         """Show a step's line and move the live bar.
@@ -189,6 +189,7 @@ class Console:
         if self._progress is not None:
             self._progress.stop()
         self._progress = self._steps = None
+        self._in_steps = False
 
     def _step_line(self, step: int, total: int, metrics: Mapping[str, float], left: float, evaluated: str) -> Text:
         shown = {name: metrics[name] for name in CELLS if math.isfinite(metrics.get(name, math.nan))}

@@ -145,7 +145,7 @@ def render_markdown() -> str:
         "| Name | Unit | Over ranks | Meaning | verl's name |",
         "|---|---|---|---|---|",
     ]
-    for name, metric in (METRICS | FAMILIES).items():
+    for name, metric in {**METRICS, **FAMILIES}.items():
         verl = f"`{metric.verl}`" if metric.verl else ""
         lines.append(f"| `{name}` | {metric.unit} | {metric.reduction} | {metric.meaning} | {verl} |")
     return "\n".join(lines) + "\n"

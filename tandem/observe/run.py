@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -140,7 +140,7 @@ class Run:
         )
 
     @contextmanager
-    def timing(self, name: str) -> Iterator[None]:
+    def timing(self, name: str) -> Generator[None]:
         """Add the time of the block to `timing_s/<name>` of the step, and show the name as what goes on."""
         self.console.phase(name)
         with self._timing.part(name):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from tandem.observe.metrics import METRICS
@@ -20,7 +20,7 @@ class Timing:
         self._start = clock()
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
+    def part(self, name: str) -> Generator[None]:
         """Add the time of the block to `timing_s/<name>`."""
         start = self._clock()
         try:
@@ -32,5 +32,6 @@ class Timing:
         """The seconds since the last call, as metrics, and begin anew."""
         now = self._clock()
         seconds = {"step": now - self._start, **dict.fromkeys(PARTS, 0.0), **self._seconds}
-        self._start, self._seconds = now, {}
+        self._start = now
+        self._seconds.clear()
         return {f"{PREFIX}{name}": value for name, value in seconds.items()}

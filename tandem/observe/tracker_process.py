@@ -8,6 +8,7 @@ that the run goes on after step 3. The end of stdin closes the tracker.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -44,15 +45,15 @@ class TensorBoard:
         self._writer = EventFileWriter(opening["folder"])
 
     def add(self, step: int, metrics: dict[str, float]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.event_pb2 import Event  # pyrefly: ignore[missing-module-attribute]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyrefly: ignore[missing-module-attribute]
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
         self._writer.flush()
 
     def go_on_after(self, step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyrefly: ignore[missing-module-attribute]
 
         # Makes tensorboard forget the points of a killed run that lie after its checkpoint.
         start = SessionLog(status=SessionLog.START)
@@ -66,8 +67,9 @@ class Wandb:
     """Weights & Biases. It keeps the first point of a step, so the points that a resumed run repeats are ignored."""
 
     def __init__(self, opening: Opening) -> None:
-        import wandb
+        import wandb  # pyrefly: ignore[missing-import]
 
+        os.makedirs(opening["folder"], exist_ok=True)  # or wandb would take a temporary one
         self._run = wandb.init(
             project=opening["project"],
             name=opening["name"],
@@ -91,7 +93,7 @@ class Trackio:
     """Trackio, which keeps its data on this machine."""
 
     def __init__(self, opening: Opening) -> None:
-        import trackio
+        import trackio  # pyrefly: ignore[missing-import]
 
         self._run = trackio.init(
             project=opening["project"], name=opening["id"], config=opening["config"], resume="allow"

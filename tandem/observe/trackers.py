@@ -71,7 +71,7 @@ class Tracker:
         """Let the tracker finish; after `timeout_s` seconds it is ended."""
         deadline = time.monotonic() + timeout_s
         while self._waiting and not self.lost and (left := deadline - time.monotonic()) > 0:
-            select.select([], [self._pipe], [], left)
+            select.select((), (self._pipe,), (), left)
             self._push()
         if self.lost:
             return
@@ -144,7 +144,7 @@ def check_trackers(config: TrackingConfig) -> None:
     Raises:
         ConfigError: A package is missing.
     """
-    missing = [name for name in config.to if importlib.util.find_spec(name) is None]
+    missing = [name for name in config.to if not _is_installed(name)]
     if missing:
         raise ConfigError(
             [
@@ -152,6 +152,11 @@ def check_trackers(config: TrackingConfig) -> None:
                 for name in missing
             ]
         )
+
+
+def _is_installed(package: str) -> bool:
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None  # without origin: a mere folder, such as wandb leaves behind
 
 
 def start_trackers(config: TrackingConfig, *, folder: Path, run_config: dict[str, Any], warn: Warn) -> Trackers:

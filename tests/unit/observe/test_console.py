@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import math
+import subprocess
+import sys
 
 import pytest
 import rich.console
@@ -146,6 +148,17 @@ def test_a_task_that_fails_takes_its_bar_away() -> None:
     assert console._progress is None
 
 
+def test_a_task_within_a_task_leaves_the_outer_ones_bar() -> None:
+    console, _ = terminal()
+    with console.task("loading", total=2) as outer:
+        with console.task("reading", total=1) as inner:
+            inner.advance()
+        outer.advance()
+        assert console._progress is not None
+        assert [task.fields["count"] for task in console._progress.tasks] == ["1/2"]
+    assert console._progress is None
+
+
 def test_a_task_may_learn_its_total_later() -> None:
     console, _ = terminal()
     with console.task("tokenising") as task:
@@ -176,3 +189,8 @@ def test_what_a_model_wrote_cannot_drive_the_terminal() -> None:
 )
 def test_duration(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_console_is_there_before_torch_is() -> None:
+    code = "import sys, tandem.observe.console; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

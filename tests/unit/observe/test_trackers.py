@@ -66,6 +66,17 @@ def test_missing_packages_are_told_at_the_start_all_at_once(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == [], "nothing was started"
 
 
+def test_a_folder_that_a_tracker_left_behind_does_not_pass_for_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if importlib.util.find_spec("wandb") is not None:
+        pytest.skip("wandb is installed here")
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="wandb is not installed"):
+        start_trackers(TrackingConfig(to=("wandb",)), folder=tmp_path, run_config={}, warn=pytest.fail)
+
+
 def test_fault_42_a_tracker_that_cannot_write_is_warned_of_once_and_the_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("in the way")
     warnings: list[str] = []
