@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tandem.config.conflict import Conflict
 from tandem.config.display import show
@@ -131,9 +131,11 @@ def _old_logprobs(config: Config) -> Iterator[Conflict]:
             yield Conflict((key, dtype_key), message, f"{remedy}; or {dtype_key}=float32")
 
 
-def reward_name(function: str) -> str:
-    """The name by which `reward.weights` calls a function: what follows the colon of file.py:name."""
-    return function.rpartition(":")[2]
+def _short_name(function: str, functions: Sequence[str]) -> str:
+    """What follows the colon of file.py:name, unless two functions share it."""
+    short = function.rpartition(":")[2]
+    is_shared = sum(other.rpartition(":")[2] == short for other in functions) > 1
+    return function if is_shared else short
 
 
 def _reward(config: Config) -> Iterator[Conflict]:
@@ -150,12 +152,11 @@ def _reward(config: Config) -> Iterator[Conflict]:
             yield Conflict(("reward.function",), f"{name} is a file without the name of a function", remedy)
     if not isinstance(function, tuple):
         return
-    names = [reward_name(name) for name in function]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted({name for name in function if function.count(name) > 1})
     if twice:
-        remedy = "give each function a name of its own"
-        yield Conflict(("reward.function",), f"has several functions with the name {', '.join(twice)}", remedy)
-    unknown = [name for name in config.reward.weights if name not in names]
+        yield Conflict(("reward.function",), f"names {', '.join(twice)} twice", "use reward.weights")
+    names = [_short_name(name, function) for name in function]
+    unknown = [name for name in config.reward.weights if name not in (*names, *function)]
     if unknown:
         message = f"weighs {', '.join(unknown)}, which is not in reward.function"
         yield Conflict(("reward.weights", "reward.function"), message, f"the names are {', '.join(names)}")

@@ -48,7 +48,7 @@ class DataConfig(Section):
         "auto",
         description=(
             "auto = the template for messages, raw for texts; always = a text becomes the user's message; "
-            "never = messages are refused; or the path of a template (.jinja)."
+            "never = messages are refused; or the path of a template (.jinja), used for texts, too."
         ),
     )
     chat_template_options: dict[str, Any] = Field(

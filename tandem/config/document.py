@@ -61,7 +61,7 @@ class Given:
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes only. Aliases are refused: they could make a small file endlessly large."""
+    """Composes nodes only, scalars by YAML 1.2. Aliases are refused: they could make a small file endlessly large."""
 
     @override
     def compose_node(self, parent: Node | None, index: int) -> Node | None:
@@ -72,8 +72,10 @@ class _Loader(yaml.SafeLoader):
             )
         return super().compose_node(parent, index)
 
-
-_Loader.yaml_implicit_resolvers = {}  # scalars are told apart by `scalar_kind`, not by the rules of YAML 1.1
+    @override
+    def resolve(self, kind: type[Node], value: Any, implicit: Any) -> str:
+        is_plain_scalar = kind is ScalarNode and implicit[0]
+        return f"{_TAG}{scalar_kind(value)}" if is_plain_scalar else super().resolve(kind, value, implicit)
 
 
 def read_file(path: Path) -> Given:
@@ -169,9 +171,7 @@ class _Reader:
         if isinstance(node, SequenceNode):
             return [self.value(item, (*path, str(index))) for index, item in enumerate(node.value)]
         assert isinstance(node, ScalarNode)
-        kind = (
-            scalar_kind(node.value) if node.style is None and node.tag == f"{_TAG}str" else node.tag.removeprefix(_TAG)
-        )
+        kind = node.tag.removeprefix(_TAG)
         if kind != "str" and (kind not in _PATTERNS or not _PATTERNS[kind].match(node.value)):
             self._problem(path, node, f"has the tag {node.tag}, which cannot be read here", "leave the tag out")
             return node.value

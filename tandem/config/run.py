@@ -16,7 +16,7 @@ class RunConfig(Section):
 
     folder: Text | None = Field(
         None,
-        description="Folder of the run; a run that is already there goes on. null = runs/NAME, after the YAML file.",
+        description="Folder of the run; a run that is already there goes on. null = runs/ and the YAML file's name.",
     )
     seed: Seed = Field(0, description="Seeds the order of the data, the sampling noise and new weights.")
     steps: Count | None = Field(

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import pytest
+
+from tandem.config import load_config
+from tandem.config.checks import updates_per_step
+from tandem.errors import ConfigError
+
+ENOUGH = ("model.path=Qwen/Qwen3-0.6B", "data.train=train.parquet", "reward.function=exact_match")
+NEW = "model.new={architecture: Qwen3ForCausalLM}"
+
+
+def messages(*overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [*ENOUGH, *overrides])
+    return [f"{problem.key}: {problem.message} -> {problem.remedy}" for problem in caught.value.problems]
+
+
+def test_fault_45_a_group_of_one_has_nothing_to_compare_with():
+    assert messages("rollout.n=1") == [
+        "rollout.n: is 1: a group of one has nothing to compare with, so every advantage would be 0 "
+        "-> set it to 2 or more; 8 is usual"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mini_batch", "message"),
+    [
+        (64, "is 64, more than a step's 32 responses (4 prompts x 8) -> set it to 32 at most, or null for all"),
+        (12, "is 12, which does not divide a step's 32 responses (4 prompts x 8) -> the nearest that do are 8 and 16"),
+        (31, "is 31, which does not divide a step's 32 responses (4 prompts x 8) -> the nearest that do are 16 and 32"),
+    ],
+)
+def test_fault_45_mini_batches_must_divide_the_step_and_the_valid_sizes_are_named(mini_batch: int, message: str):
+    overrides = ("data.prompts_per_step=4", f"trainer.mini_batch_responses={mini_batch}")
+    assert messages(*overrides) == [f"trainer.mini_batch_responses: {message}"]
+
+
+def test_mini_batches_that_divide_the_step_are_fine():
+    config = load_config(None, [*ENOUGH, "data.prompts_per_step=4", "trainer.mini_batch_responses=16"])
+    assert updates_per_step(config) == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "start"),
+    [
+        (
+            ["trainer.update_epochs=2"],
+            "algorithm.old_logprobs: is update, which needs one update per step, but a step has 2",
+        ),
+        (["trainer.mini_batch_responses=64"], "algorithm.old_logprobs: is update, which needs one update per step"),
+        (["rollout.top_p=0.9"], "algorithm.old_logprobs: is update, but with rollout.top_p=0.9"),
+    ],
+)
+def test_old_logprobs_of_the_update_need_one_update_of_unfiltered_samples(overrides: list[str], start: str):
+    (message,) = messages("algorithm.old_logprobs=update", *overrides)
+    assert message.startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("override", "remedy"),
+    [
+        ("rollout.top_p=0.9", "rollout.top_p=1.0 for no filter"),
+        ("rollout.top_k=20", "rollout.top_k=null for no filter"),
+        ("model.dtype=bfloat16", "model.dtype=float32"),
+        ("model.head_dtype=bfloat16", "model.head_dtype=float32"),
+    ],
+)
+def test_fault_22_old_logprobs_of_another_distribution_or_precision_are_refused(override: str, remedy: str):
+    (message,) = messages("algorithm.old_logprobs=rollout", override)
+    assert message.endswith(f"-> set algorithm.old_logprobs=recompute, or auto; or {remedy}")
+    load_config(None, [*ENOUGH, "algorithm.old_logprobs=recompute", override])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "starts"),
+    [
+        (
+            [NEW],
+            ["model.new: is given, and model.path too", "model.tokenizer: is missing: a new model brings no tokenizer"],
+        ),
+        (["model.path=null", "model.new={hidden_size: 8}", "model.tokenizer=x"], ["model.new: names no architecture"]),
+        (["data.train=rows.py"], ["data.train: rows.py is Python code without the name of a function"]),
+        (["data.train=[{path: a.parquet}, {path: rows.py}]"], ["data.train: rows.py is Python code"]),
+        (["data.chat_template=chatml"], ["data.chat_template: got chatml, expected auto, always, never or the path"]),
+        (["data.chat_template=never", "data.system_prompt=x"], ["data.system_prompt: a system prompt needs a chat"]),
+        (["sft.train=x.parquet"], ["sft.steps: is 0, although sft.train is given"]),
+        (["sft.steps=3"], ["sft.train: is missing, although sft.steps is 3"]),
+        (["reward.function=my_reward.py"], ["reward.function: my_reward.py is a file without the name of a function"]),
+        (["reward.function={gsm8k: last_number, x: a.py}"], ["reward.function: a.py is a file without"]),
+        (["reward.function=[maths, maths]"], ["reward.function: names maths twice -> use reward.weights"]),
+        (
+            ["reward.function=[maths, my.py:short]", "reward.weights={shrt: 0.1}"],
+            ["reward.weights: weighs shrt, which is not in reward.function -> the names are maths, short"],
+        ),
+        (["evaluation.data=x", "evaluation.metric=accuracy"], ["evaluation.metric: got accuracy, expected pass@k"]),
+        (["evaluation.data=x", "evaluation.metric=pass@0"], ["evaluation.metric: got pass@0, expected pass@k"]),
+        (
+            ["evaluation.data=x", "evaluation.n=4", "evaluation.metric=pass@8"],
+            ["evaluation.metric: is pass@8, which needs 8 responses per prompt, but evaluation.n is 4"],
+        ),
+        (
+            ["evaluation.data=x", "evaluation.n=4", "evaluation.temperature=0"],
+            ["evaluation.n: is 4, but at evaluation.temperature=0 all responses to a prompt are the same"],
+        ),
+    ],
+)
+def test_fault_44_settings_that_contradict_each_other_are_refused(overrides: list[str], starts: list[str]):
+    found = messages(*overrides)
+    assert len(found) == len(starts)
+    for message, start in zip(found, starts, strict=True):
+        assert message.startswith(start)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["reward.function=[a.py:f, b.py:f]", 'reward.weights={"a.py:f": 0.5}'],
+        ["reward.function=[a.py:f, maths]", "reward.weights={f: 0.5}"],
+        ["evaluation.data={a: x, b: y}", "evaluation.n=4", "evaluation.metric=a/pass@4"],
+        ["evaluation.data=x", "evaluation.temperature=0"],
+        ["rollout.top_p=0.9"],
+        ["data.chat_template=mine.jinja", "data.system_prompt=x"],
+        ["sft.train=x.parquet", "sft.steps=3"],
+        ["model.path=null", NEW, "model.tokenizer=x"],
+    ],
+)
+def test_settings_that_fit_together_pass(overrides: list[str]):
+    load_config(None, [*ENOUGH, *overrides])

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from tandem.config import difference, load_config
+
+ENOUGH = ("model.path=Qwen/Qwen3-0.6B", "data.train=train.parquet", "reward.function=exact_match")
+
+
+def test_equal_configs_do_not_differ():
+    config = load_config(None, ENOUGH)
+    assert not difference(config, load_config(None, [*ENOUGH, "rollout.n=8"]))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "run.folder=elsewhere",
+        "run.steps=100",
+        "run.allow_changes=true",
+        "checkpoint.every=1",
+        "evaluation.data=x.parquet",
+        "tracking.to=[wandb]",
+        "cluster.threads=1",
+    ],
+)
+def test_what_does_not_change_what_is_learned_may_change_freely(override: str):
+    found = difference(load_config(None, ENOUGH), load_config(None, [*ENOUGH, override]))
+    assert [change.key for change in found.free] == [override.partition("=")[0]]
+    assert found.guarded == ()
+
+
+def test_other_changes_are_guarded_and_shown_with_both_values():
+    old = load_config(None, ENOUGH)
+    new = load_config(None, [*ENOUGH, "run.seed=1", "rollout.stop=[END]", "trainer.lr=1e-5", "checkpoint.keep=3"])
+    found = difference(old, new)
+    assert [str(change) for change in found.guarded] == [
+        "run.seed: 0 -> 1",
+        "rollout.stop: [] -> [END]",
+        "trainer.lr: 1e-6 -> 1e-5",
+    ]
+    assert [str(change) for change in found.free] == ["checkpoint.keep: 2 -> 3"]

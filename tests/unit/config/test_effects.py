@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from tandem.config import load_config
+from tandem.errors import ConfigError
+
+ENOUGH = ("model.path=Qwen/Qwen3-0.6B", "data.train=train.parquet", "reward.function=exact_match")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "cure"),
+    [
+        (["algorithm.kl_estimator=k1"], ["algorithm.kl_coef=0.1"]),
+        (["algorithm.reference=folder"], ["algorithm.kl_coef=0.1"]),
+        (["trainer.lr_final=0.1"], ["trainer.lr_schedule=linear"]),
+        (["reward.weights={exact_match: 2}"], ["reward.function=[exact_match, format]"]),
+        (["data.epochs=2", "run.steps=10"], ["run.steps=null"]),
+        (["data.chat_template_options={x: 1}", "data.chat_template=never"], ["data.chat_template=auto"]),
+        (["sft.lr=1e-3"], ["sft.train=x", "sft.steps=1"]),
+        (["evaluation.every=5"], ["evaluation.data=x"]),
+        (["evaluation.temperature=0.6"], ["evaluation.data=x"]),
+        (["checkpoint.keep_best=2"], ["evaluation.data=x"]),
+        (["evaluation.patience=3", "evaluation.data=x", "evaluation.every=0"], ["evaluation.every=1"]),
+        (["tracking.project=sums", "tracking.to=[tensorboard]"], ["tracking.to=[wandb]"]),
+        (["tracking.rollouts_max=8", "tracking.rollouts_every=0"], ["tracking.rollouts_every=1"]),
+    ],
+)
+def test_fault_44_a_key_without_effect_is_refused_until_something_gives_it_one(overrides: list[str], cure: list[str]):
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [*ENOUGH, *overrides])
+    (problem,) = caught.value.problems
+    assert problem.key == overrides[0].partition("=")[0]
+    assert "has no effect" in problem.message
+    load_config(None, [*ENOUGH, *overrides, *cure])
+
+
+def test_keys_without_effect_for_the_same_reason_are_one_problem():
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [*ENOUGH, "evaluation.n=4", "evaluation.patience=2"])
+    (problem,) = caught.value.problems
+    assert str(problem) == (
+        "command line: evaluation.n: has no effect (nor have evaluation.patience): there is nothing to evaluate on\n"
+        "      -> give evaluation.data, or leave them out"
+    )
+
+
+def test_a_value_that_is_the_default_anyway_is_no_problem():
+    load_config(None, [*ENOUGH, "algorithm.kl_estimator=k3", "evaluation.every=10", "trainer.lr_final=0"])

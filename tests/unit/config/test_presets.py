@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tandem.config import leaf_keys, load_config
+from tandem.config.option import choices
+from tandem.config.presets import PRESETS
+from tandem.config.schema import value_of
+from tandem.errors import ConfigError
+
+ENOUGH = ("model.path=Qwen/Qwen3-0.6B", "data.train=train.parquet", "reward.function=exact_match")
+
+
+def test_the_schema_offers_exactly_the_presets_that_there_are():
+    assert choices("algorithm.preset") == tuple(PRESETS)
+    for preset in PRESETS.values():
+        assert set(preset.settings) <= set(leaf_keys())
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_a_preset_sets_what_it_says_and_passes_all_checks(name: str):
+    config = load_config(None, [*ENOUGH, f"algorithm.preset={name}"])
+    for key, value in PRESETS[name].settings.items():
+        assert value_of(config, key) == value
+
+
+def test_preset_notes_is_the_notes_own_setting():
+    config = load_config(None, [*ENOUGH, "algorithm.preset=notes"])
+    assert (config.rollout.n, config.trainer.update_epochs, config.trainer.mini_batch_responses) == (8, 4, 8)
+    assert config.trainer.mini_batch_shuffle == "responses"
+    assert config.algorithm.loss_aggregation == "sequence_mean"
+    assert config.algorithm.normalize_std == "none"
+    assert (config.algorithm.clip_low, config.algorithm.clip_high, config.algorithm.kl_coef) == (0.2, 0.2, 0.0)
+
+
+def test_the_users_own_keys_win_over_the_preset(tmp_path: Path):
+    path = tmp_path / "run.yaml"
+    path.write_text("algorithm:\n  preset: grpo\n  kl_coef: 0.001\nrollout:\n  n: 16\n")
+    config = load_config(path, [*ENOUGH, "data.prompts_per_step=8"])
+    assert (config.algorithm.kl_coef, config.rollout.n, config.data.prompts_per_step) == (0.001, 16, 8)
+    assert config.algorithm.normalize_std == "group"
+
+
+def test_a_conflict_with_the_preset_names_the_preset():
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [*ENOUGH, "algorithm.preset=notes", "rollout.n=3", "data.prompts_per_step=1"])
+    (problem,) = caught.value.problems
+    assert problem.where == "preset notes"
+    assert problem.key == "trainer.mini_batch_responses"
+
+
+def test_an_unknown_preset_is_an_error():
+    with pytest.raises(ConfigError, match=r"did you mean dr_grpo\?"):
+        load_config(None, [*ENOUGH, "algorithm.preset=drgrpo"])
