@@ -9,7 +9,8 @@ Each carries what is wrong and a remedy, so that the message alone is enough to 
     ├── RewardError        the reward function: cannot be loaded or called, or too many responses without a reward
     ├── PhaseError         a call outside of the phase in which it is legal
     ├── CheckpointError    a checkpoint or run folder that cannot be written, read or resumed
-    └── TrainingError      training cannot go on, such as non-finite updates in a row
+    ├── TrainingError      training cannot go on, such as non-finite updates in a row
+    └── SeveralErrors      several of these at once
 """
 
 from __future__ import annotations
@@ -74,3 +75,11 @@ class ConfigError(TandemError, ValueError):
         noun = "problem" if len(self.problems) == 1 else "problems"
         lines = "\n".join(f"  - {problem}" for problem in self.problems)
         super().__init__(f"{len(self.problems)} {noun} in the config:\n{lines}")
+
+
+class SeveralErrors(TandemError):
+    """Several things that are wrong and do not depend on each other, at once."""
+
+    def __init__(self, errors: Sequence[TandemError]) -> None:
+        self.errors = tuple(errors)
+        super().__init__("\n".join(str(error) for error in self.errors))

@@ -22,7 +22,7 @@ def head_logits(model: PreTrainedModel, hidden: Float[Tensor, "N D"]) -> Float[T
     if head is None:
         raise ModelError(f"{type(model).__name__} has no lm_head", remedy="use a ...ForCausalLM architecture")
     logits = head(hidden.to(head.weight.dtype)).float()
-    settings = model.config.to_dict()
+    settings = vars(model.config)
     if settings.get("logit_scale") is not None:  # Cohere
         logits = logits * settings["logit_scale"]
     if settings.get("logits_scaling") is not None:  # Granite

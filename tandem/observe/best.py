@@ -20,6 +20,8 @@ class Best:
         self.value = -math.inf
         self.without_gain = 0  # evaluations in a row that were not better than the best before them
         self.before: dict[str, float] = {}  # the metrics of the first evaluation
+        self.latest: dict[str, float] = {}  # the metrics of the last one
+        self.latest_step = 0
 
     def observe(self, evaluation: Evaluation) -> bool:
         """Take note of an evaluation; True where it is the best so far.
@@ -32,12 +34,18 @@ class Best:
             raise ConfigError([Problem("evaluation.metric", f"{self.metric} was not measured", f"use one of {known}")])
         if not self.before:
             self.before = {name: value for name, value in evaluation.metrics.items() if math.isfinite(value)}
+        self.latest, self.latest_step = dict(evaluation.metrics), evaluation.step
         value = evaluation.metrics[self.metric]
         if value > self.value:  # never true of NaN
             self.step, self.value, self.without_gain = evaluation.step, value, 0
             return True
         self.without_gain += 1
         return False
+
+    def score(self, evaluation: Evaluation | None) -> float | None:
+        """By what a checkpoint of this moment is held against others; None where nothing was measured."""
+        value = math.nan if evaluation is None else evaluation.metrics.get(self.metric, math.nan)
+        return value if math.isfinite(value) else None
 
     @property
     def patience_is_out(self) -> bool:
@@ -58,6 +66,7 @@ class Best:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned. If another metric decided then, there is no best so far."""
         self.before = dict(state["before"])
+        self.latest, self.latest_step = dict(state["latest"]), state["latest_step"]
         if state["metric"] != self.metric:
             return
         self.step = state["step"]

@@ -1,0 +1,53 @@
+# Everything a newcomer types. Each target sets up .venv by itself; a second call does not reinstall.
+#   PIP_ARGS="--index-url ..."   chooses another source of packages, such as PyTorch's CPU builds
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SETUPTOOLS := 80.9.0
+
+.PHONY: help demo test lint types format bench check docs clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing Tandem and its pinned dependencies into $(VENV) (a few minutes, once) ..."
+	@$(BIN)/python -c 'import sys; sys.exit(f"Tandem needs Python 3.11 or newer, this is {sys.version.split()[0]}; try make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS) setuptools==$(SETUPTOOLS) torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS) --no-build-isolation --editable '.[dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP)  ## watch a tiny model learn to add, in about three minutes
+	@$(BIN)/tandem train examples/addition.yaml
+
+test: $(STAMP)  ## run the whole test suite
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)  ## ruff, layers, sizes
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/python tools/size_budget.py
+
+types: $(STAMP)  ## pyrefly, strict
+	$(BIN)/pyrefly check
+
+format: $(STAMP)  ## put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## speed of rollout and update
+	$(BIN)/python -m benchmarks.rollout
+	$(BIN)/python -m benchmarks.update
+
+docs: $(STAMP)  ## write the pages that are made from the source
+	$(BIN)/python -m tandem.config.reference > docs/config.md
+	$(BIN)/python -m tandem.observe.metrics > docs/metrics.md
+
+check: lint types test  ## all that continuous integration runs
+
+clean:  ## remove what the targets made
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache

@@ -1,0 +1,86 @@
+"""Tandem: reinforcement-learning post-training of language models, rollout and training on the same devices.
+
+    import tandem as td
+
+    workers = td.start("Qwen/Qwen3-0.6B", lr=1e-6)
+    prompts = td.Prompts("train.parquet", workers.tokenizer, per_step=16)
+
+Names are imported when they are first used: `import tandem` itself takes no time and no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tandem.algorithm.advantages import estimate_advantages, grpo_advantages
+    from tandem.algorithm.kl import token_kl
+    from tandem.algorithm.losses import ClippedSurrogate, FunctionLoss, clipped_surrogate, grpo_loss
+    from tandem.algorithm.masked import masked_mean, token_weights
+    from tandem.batch import Evaluation, Prompt, Response, Rewards, Rollouts, UpdateResult
+    from tandem.collect import collect, score
+    from tandem.config.load import config_from_dict, load_config
+    from tandem.config.schema import Config
+    from tandem.data.prompts import Prompts, load_prompts
+    from tandem.errors import ConfigError, TandemError
+    from tandem.evaluate import evaluate
+    from tandem.hybrid.start import start, start_workers
+    from tandem.hybrid.workers import Workers
+    from tandem.prepare import prepare
+    from tandem.rewards.pool import start_rewards
+    from tandem.sft import warm_start
+    from tandem.train import train
+    from tandem.trainer.logprobs import response_logprobs
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ClippedSurrogate": "tandem.algorithm.losses",
+    "Config": "tandem.config.schema",
+    "ConfigError": "tandem.errors",
+    "Evaluation": "tandem.batch",
+    "FunctionLoss": "tandem.algorithm.losses",
+    "Prompt": "tandem.batch",
+    "Prompts": "tandem.data.prompts",
+    "Response": "tandem.batch",
+    "Rewards": "tandem.batch",
+    "Rollouts": "tandem.batch",
+    "TandemError": "tandem.errors",
+    "UpdateResult": "tandem.batch",
+    "Workers": "tandem.hybrid.workers",
+    "clipped_surrogate": "tandem.algorithm.losses",
+    "collect": "tandem.collect",
+    "config_from_dict": "tandem.config.load",
+    "estimate_advantages": "tandem.algorithm.advantages",
+    "evaluate": "tandem.evaluate",
+    "grpo_advantages": "tandem.algorithm.advantages",
+    "grpo_loss": "tandem.algorithm.losses",
+    "load_config": "tandem.config.load",
+    "load_prompts": "tandem.data.prompts",
+    "masked_mean": "tandem.algorithm.masked",
+    "prepare": "tandem.prepare",
+    "response_logprobs": "tandem.trainer.logprobs",
+    "score": "tandem.collect",
+    "start": "tandem.hybrid.start",
+    "start_rewards": "tandem.rewards.pool",
+    "start_workers": "tandem.hybrid.start",
+    "token_kl": "tandem.algorithm.kl",
+    "token_weights": "tandem.algorithm.masked",
+    "train": "tandem.train",
+    "warm_start": "tandem.sft",
+}
+
+__all__ = [*_HOMES]  # noqa: PLE0604 - the table is the list
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tandem' has no attribute {name!r}")
+    value = vars(import_module(_HOMES[name]))[name]
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,135 @@
+"""The command line: one caller of the library. Each command imports what it needs, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from tandem.errors import TandemError
+
+app = typer.Typer(
+    name="tandem",
+    help="Reinforcement-learning post-training of language models. Start with: tandem train examples/addition.yaml",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+ConfigFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run's config.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options that go before the file's: rollout.n=16")
+]
+
+
+@app.command()
+def train(config_file: ConfigFile, overrides: Overrides = None) -> None:
+    """Train a policy; on a run folder that holds a checkpoint, go on from it."""
+    from tandem.hybrid.start import resolve_here
+    from tandem.train import train as run_training
+
+    config = resolve_here(_load(config_file, overrides), name=config_file.stem)
+    _quiet_libraries()
+    with _stop_on_signals() as stop:
+        run_training(config, stop=stop)
+
+
+@app.command()
+def evaluate(config_file: ConfigFile, overrides: Overrides = None) -> None:
+    """Sample and score the held-out prompts with the model as it is (or the run's newest checkpoint)."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from tandem.evaluate import evaluate as run_evaluation
+    from tandem.hybrid.start import resolve_here, start_workers
+    from tandem.prepare import prepare
+    from tandem.rewards.pool import start_rewards
+
+    plan = prepare(resolve_here(_load(config_file, overrides), name=config_file.stem))
+    _quiet_libraries()
+    if not plan.held_out.sets:
+        raise TandemError("there is nothing to evaluate on", remedy="set evaluation.data to a file of held-out prompts")
+    with start_workers(plan.config) as workers, start_rewards(plan.config.reward) as reward_fn:
+        evaluation = run_evaluation(workers, reward_fn, plan.held_out, plan.config, step=0)
+    table = Table("metric", "value")
+    for name, value in evaluation.metrics.items():
+        table.add_row(name, f"{value:.4f}")
+    Console().print(table)
+
+
+@app.command()
+def config() -> None:
+    """Print every option with type, default, range and meaning."""
+    from tandem.config.reference import render_text
+
+    typer.echo(render_text())
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder or checkpoint.", show_default=False)],
+    to: Annotated[Path, typer.Option(help="Folder to write; it must not exist.", show_default=False)],
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+) -> None:
+    """Write the policy as a folder that transformers loads."""
+    from tandem.export import export as write
+
+    _quiet_libraries()
+    folder = write(run, to, dtype=dtype)
+    typer.echo(f"{folder}: load it with AutoModelForCausalLM.from_pretrained({str(folder)!r})")
+
+
+def _load(config_file: Path, overrides: list[str] | None):  # noqa: ANN202 - Config, imported late
+    from tandem.config.load import load_config
+
+    return load_config(config_file, overrides or [])
+
+
+def _quiet_libraries() -> None:
+    """transformers' own progress bars would run into Tandem's."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+@contextmanager
+def _stop_on_signals() -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM ask for an end after the step under way; a second one ends at once."""
+    stop = threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        stop.set()
+        name = signal.Signals(number).name
+        sys.stderr.write(f"\n{name}: finishing this step, then saving and leaving. Once more to leave at once.\n")
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def main() -> None:
+    """Run the command line; an error for the user is a message, not a traceback."""
+    try:
+        app()
+    except TandemError as error:
+        sys.stderr.write(f"tandem: {error}\n")
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Both sides on the same devices: the worker, its controller's handle, and the phases that take turns."""

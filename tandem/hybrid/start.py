@@ -1,0 +1,226 @@
+"""Start the workers: for a run that a config describes, or by hand in a notebook."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tandem.algorithm.losses import ClippedSurrogate, as_loss
+from tandem.algorithm.protocols import Loss, LossFunction
+from tandem.checkpoint import CheckpointWriter, find_checkpoint
+from tandem.config.load import config_from_dict
+from tandem.config.model import ModelConfig
+from tandem.config.resolve import resolve_config
+from tandem.config.schema import Config
+from tandem.errors import ModelError
+from tandem.hybrid.phases import Timing
+from tandem.hybrid.train_phase import TrainSettings
+from tandem.hybrid.worker import DTYPES, Worker, WorkerOptions
+from tandem.hybrid.workers import Workers
+from tandem.model.facts import ModelFacts, check_model
+from tandem.model.tokenizer import load_tokenizer
+from tandem.runtime.local import ComputeSettings, LocalGroup
+from tandem.trainer.optim import Schedule
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class _Auto:
+    """A config's values once their `auto`s are decided."""
+
+    dtype: torch.dtype
+    head_dtype: torch.dtype
+    device: torch.device
+    settings: ComputeSettings
+
+
+def resolve_here(config: Config, *, name: str = "run") -> Config:
+    """Decide every `auto` that this machine decides: `resolve_config` with its CPUs and GPUs.
+
+    Raises:
+        ConfigError: The settings do not fit this machine.
+    """
+    return resolve_config(
+        config, num_cpus=len(os.sched_getaffinity(0)), has_cuda=torch.cuda.is_available(), name=name
+    )
+
+
+def start(
+    model: str | Path | None = None,
+    *,
+    lr: float = 1e-6,
+    seed: int = 0,
+    config: dict[str, Any] | None = None,
+) -> Workers:
+    """Start workers in this process, for a loop of your own.
+
+    Args:
+        model: Folder, hub name, run or checkpoint.
+        lr: Learning rate of AdamW, constant from the first step.
+        seed: Of sampling noise and of mini-batches.
+        config: Anything else, in the sections of the config: {"trainer": {"packing": "varlen"}}.
+
+    Raises:
+        ConfigError, ModelError: All that is wrong, before weights are loaded.
+    """
+    sections = {name: dict(section) for name, section in (config or {}).items()}
+    if model is not None:
+        sections.setdefault("model", {})["path"] = str(model)
+    sections.setdefault("run", {}).setdefault("seed", seed)
+    sections.setdefault("trainer", {}).setdefault("lr", lr)
+    sections["trainer"].setdefault("warmup_steps", 0)
+    loaded = resolve_here(config_from_dict(sections, need_data=False, need_reward=False))
+    return _start(loaded, run_folder=None, total_steps=None)
+
+
+def start_workers(
+    config: Config,
+    *,
+    total_steps: int | None = None,
+    loss: Loss | LossFunction | None = None,
+    timing: Timing = nullcontext,
+) -> Workers:
+    """Start the workers of a run. Its newest checkpoint, if there is one, gives the weights.
+
+    Args:
+        config: Resolved (`resolve_here`).
+        total_steps: At which a falling learning rate ends.
+        loss: Instead of the clipped surrogate that the config describes.
+        timing: Called with the name of a piece of work; the context it returns is held meanwhile.
+    """
+    assert config.run.folder is not None, "the config is not resolved"
+    return _start(config, run_folder=Path(config.run.folder), total_steps=total_steps, loss=loss, timing=timing)
+
+
+def check_lengths(config: Config, facts: ModelFacts) -> None:
+    """Raise ModelError where prompts and responses can be longer than the model's context."""
+    longest = config.data.max_prompt_length + config.rollout.max_response_length
+    if facts.context_length is not None and longest > facts.context_length:
+        raise ModelError(
+            f"data.max_prompt_length={config.data.max_prompt_length} and rollout.max_response_length="
+            f"{config.rollout.max_response_length} are {longest} tokens together, but the model's context is "
+            f"{facts.context_length}",
+            remedy=f"lower one of them, so that both together are at most {facts.context_length}",
+        )
+
+
+def _start(
+    config: Config,
+    *,
+    run_folder: Path | None,
+    total_steps: int | None,
+    loss: Loss | LossFunction | None = None,
+    timing: Timing = nullcontext,
+) -> Workers:
+    auto = _decide(config)
+    checkpoint = find_checkpoint(run_folder) if run_folder is not None else None
+    source = config.model
+    if checkpoint is not None:
+        source = source.model_copy(update={"path": str(checkpoint / "model"), "new": None, "tokenizer": None})
+    tokenizer = load_tokenizer(source)
+    facts = check_model(source)
+    if run_folder is not None:
+        check_lengths(config, facts)
+    reference, keep_in = _reference(config, run_folder)
+    group = LocalGroup(
+        lambda: Worker(_worker_options(config, source, facts, auto), tokenizer), auto.settings
+    )
+    writer = None
+    if run_folder is not None:
+        options = config.checkpoint
+        writer = CheckpointWriter(
+            run_folder, keep=options.keep, keep_best=options.keep_best, background=options.background
+        )
+        writer.clean()
+    return Workers(
+        group,
+        tokenizer=tokenizer,
+        facts=facts,
+        rollout=config.rollout,
+        train=_train_settings(config, total_steps, loss),
+        reference=reference,
+        keep_reference_in=keep_in,
+        writer=writer,
+        checkpoint=checkpoint,
+        timing=timing,
+    )
+
+
+def _decide(config: Config) -> _Auto:
+    cluster = config.cluster
+    assert cluster.device != "auto"
+    assert isinstance(cluster.threads, int)
+    assert isinstance(cluster.deterministic, bool)
+    assert config.model.dtype != "auto", "the config is not resolved"
+    return _Auto(
+        dtype=DTYPES[config.model.dtype],
+        head_dtype=DTYPES[config.model.head_dtype],
+        device=torch.device(cluster.device),
+        settings=ComputeSettings(threads=cluster.threads, deterministic=cluster.deterministic),
+    )
+
+
+def _worker_options(config: Config, source: ModelConfig, facts: ModelFacts, auto: _Auto) -> WorkerOptions:
+    cache = config.rollout.kv_cache_gib
+    return WorkerOptions(
+        model=source,
+        trainer=config.trainer,
+        facts=facts,
+        device=auto.device,
+        dtype=auto.dtype,
+        head_dtype=auto.head_dtype,
+        max_sequence=config.data.max_prompt_length + config.rollout.max_response_length,
+        max_concurrent=config.rollout.max_concurrent,
+        kv_cache_bytes=None if cache == "auto" else int(cache * _GIB),
+        seed=config.run.seed,
+    )
+
+
+def _train_settings(
+    config: Config, total_steps: int | None, loss: Loss | LossFunction | None
+) -> TrainSettings:
+    algorithm, trainer = config.algorithm, config.trainer
+    assert algorithm.old_logprobs != "auto", "the config is not resolved"
+    configured = ClippedSurrogate(
+        clip_low=algorithm.clip_low,
+        clip_high=algorithm.clip_high,
+        clip_dual=algorithm.clip_dual,
+        aggregation=algorithm.loss_aggregation,
+        constant_length=config.rollout.max_response_length,
+        kl_coef=algorithm.kl_coef,
+        kl_estimator=algorithm.kl_estimator,
+        entropy_coef=algorithm.entropy_coef,
+    )
+    return TrainSettings(
+        loss=configured if loss is None else as_loss(loss),
+        schedule=Schedule(
+            lr=trainer.lr,
+            kind=trainer.lr_schedule,
+            warmup_steps=trainer.warmup_steps,
+            total_steps=total_steps,
+            final=trainer.lr_final,
+        ),
+        old_logprobs=algorithm.old_logprobs,
+        mask_truncated=algorithm.mask_truncated,
+        drop_idle_groups=algorithm.idle_groups == "drop",
+        seed=config.run.seed,
+    )
+
+
+def _reference(config: Config, run_folder: Path | None) -> tuple[ModelConfig, Path | None]:
+    """Where the reference comes from, and the folder to keep it in where only this run will have it."""
+    model = config.model
+    if config.algorithm.reference is not None:
+        return model.model_copy(update={"path": config.algorithm.reference, "new": None}), None
+    changed = model.new is not None or config.sft.steps > 0
+    if run_folder is None or not changed:
+        return model, None
+    folder = run_folder / "reference"
+    return model.model_copy(update={"path": str(folder), "new": None}), folder
+

@@ -1,0 +1,153 @@
+"""What can be done while the trainer has the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tandem.algorithm.advantages import idle_groups
+from tandem.algorithm.losses import as_loss
+from tandem.algorithm.masked import loss_mask
+from tandem.algorithm.protocols import Loss, LossFunction
+from tandem.batch import Rollouts, UpdateResult
+from tandem.config.model import ModelConfig
+from tandem.hybrid.phases import PhaseHandle, Timing
+from tandem.hybrid.worker import UpdateRequest, Worker
+from tandem.runtime.worker_group import WorkerGroup
+from tandem.trainer.optim import Schedule
+from tandem.trainer.supervised import Examples
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How updates are made where a call does not say otherwise."""
+
+    loss: Loss
+    schedule: Schedule
+    old_logprobs: Literal["update", "rollout", "recompute"]
+    mask_truncated: bool
+    drop_idle_groups: bool
+    seed: int
+
+
+class TrainPhase(PhaseHandle):
+    """Computes log-probs and updates the policy. Works inside of its `with` block only."""
+
+    def __init__(
+        self,
+        group: WorkerGroup[Worker],
+        settings: TrainSettings,
+        reference: ModelConfig,
+        *,
+        policy_version: int,
+        num_updates: int,
+        timing: Timing,
+    ) -> None:
+        super().__init__("train")
+        self._group = group
+        self._settings = settings
+        self._reference = reference
+        self._timing = timing
+        self.policy_version = policy_version
+        self.num_updates = num_updates
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss has a term that needs `ref_logprobs`."""
+        return self._settings.loss.needs_reference
+
+    def old_logprobs(self, rollouts: Rollouts) -> Float[Tensor, "B L"] | None:
+        """Log-probs under the policy that the step begins with, as `algorithm.old_logprobs` says.
+
+        Returns:
+            None where the update takes its own, detached: with one update per step they are the same.
+        """
+        self.check_open()
+        if self._settings.old_logprobs == "rollout":
+            return rollouts.rollout_logprobs
+        if self._settings.old_logprobs == "update":
+            return None
+        with self._timing("logprobs"):
+            return self._group.call(Worker.old_logprobs, rollouts)
+
+    def ref_logprobs(self, rollouts: Rollouts) -> Float[Tensor, "B L"]:
+        """Log-probs under the frozen reference, which is loaded the first time."""
+        self.check_open()
+        with self._timing("logprobs"):
+            return self._group.call(Worker.ref_logprobs, rollouts, self._reference)
+
+    def update(
+        self,
+        rollouts: Rollouts,
+        advantages: Float[Tensor, " B"] | Float[Tensor, "B L"],
+        old_logprobs: Float[Tensor, "B L"] | None = None,
+        ref_logprobs: Float[Tensor, "B L"] | None = None,
+        *,
+        loss: Loss | LossFunction | None = None,
+    ) -> UpdateResult:
+        """Ascend the objective on one step's rollouts.
+
+        Args:
+            rollouts: The responses.
+            advantages: Of each response, or of each token.
+            old_logprobs: Under the policy that wrote the rollouts. None = as `algorithm.old_logprobs` says; those kept
+                while sampling where the policy has changed since.
+            ref_logprobs: Under the reference; where given, its KL is reported.
+            loss: Another loss than the config's: `ClippedSurrogate(...)`, or a function (see `LossFunction`).
+
+        Raises:
+            PhaseError: The phase has ended.
+            TrainingError: Too many updates in a row were not finite.
+            ValueError: Shapes do not fit.
+        """
+        self.check_open()
+        old_logprobs = self._old_logprobs_for(rollouts, old_logprobs)
+        per_token = advantages[:, None] if advantages.ndim == 1 else advantages
+        if len(per_token) != len(rollouts):
+            raise ValueError(f"{len(per_token)} advantages for {len(rollouts)} responses")
+        mask = loss_mask(
+            rollouts.response_mask, rollouts.truncated, mask_truncated=self._settings.mask_truncated
+        )
+        if self._settings.drop_idle_groups:
+            mask = mask & ~idle_groups(advantages, rollouts.group_ids)[:, None]
+        self.num_updates += 1
+        with self._timing("update"):
+            result = self._group.call(
+                Worker.update,
+                UpdateRequest(
+                    rollouts=rollouts,
+                    advantages=per_token.detach().to(torch.float32),
+                    loss_mask=mask,
+                    old_logprobs=old_logprobs,
+                    ref_logprobs=ref_logprobs,
+                    loss=self._settings.loss if loss is None else as_loss(loss),
+                    lr=self._settings.schedule.at(self.num_updates),
+                    step=self.num_updates,
+                    policy_version=self.policy_version + 1,
+                ),
+            )
+        self.policy_version = result.policy_version
+        return result
+
+    def _old_logprobs_for(self, rollouts: Rollouts, given: Tensor | None) -> Float[Tensor, "B L"] | None:
+        """Never let the update take its own log-probs for the old ones where they are not the same."""
+        if given is not None:
+            return given
+        if rollouts.policy_version != self.policy_version:
+            return rollouts.rollout_logprobs
+        return self.old_logprobs(rollouts)
+
+    def supervised_update(
+        self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, lr: float
+    ) -> float:
+        """One step of maximum likelihood on given answers (token ids, ending with EOS); returns the loss per token."""
+        self.check_open()
+        examples = Examples(tuple(map(tuple, prompts)), tuple(map(tuple, answers)))
+        loss = self._group.call(Worker.supervised_update, examples, lr)
+        self.policy_version += 1
+        return loss

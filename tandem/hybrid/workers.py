@@ -1,0 +1,233 @@
+"""The controller's handle on the workers: two phases that take turns, checkpoints, export."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from tandem.checkpoint import CheckpointWriter, Snapshot, read_state
+from tandem.config.model import ModelConfig
+from tandem.config.rollout import RolloutConfig
+from tandem.errors import CheckpointError
+from tandem.hybrid.phases import PhaseMachine
+from tandem.hybrid.rollout_phase import RolloutPhase
+from tandem.hybrid.train_phase import Timing, TrainPhase, TrainSettings
+from tandem.hybrid.worker import Worker
+from tandem.model.facts import ModelFacts
+from tandem.runtime.worker_group import WorkerGroup
+
+
+class Stateful(Protocol):
+    """Something whose position belongs into a checkpoint."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Workers:
+    """One set of devices that samples and trains, in turns. Made by `start` or `start_workers`."""
+
+    def __init__(
+        self,
+        group: WorkerGroup[Worker],
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        facts: ModelFacts,
+        rollout: RolloutConfig,
+        train: TrainSettings,
+        reference: ModelConfig,
+        keep_reference_in: Path | None = None,
+        writer: CheckpointWriter | None = None,
+        checkpoint: Path | None = None,
+        timing: Timing = nullcontext,
+    ) -> None:
+        """See `start_workers`.
+
+        Args:
+            group: The ranks.
+            tokenizer, facts: Of the policy.
+            rollout: How responses are sampled where a call does not say otherwise.
+            train: The same for updates.
+            reference: Where the reference model is loaded from, if it is needed.
+            keep_reference_in: Folder that `keep_reference` writes, if no other place has the reference.
+            writer: Of the run's checkpoints.
+            checkpoint: The one that the weights were loaded from.
+            timing: Called with the name of a piece of work; the context it returns is held meanwhile.
+        """
+        self.tokenizer = tokenizer
+        self.facts = facts
+        self.policy_version = 0
+        self.timing = timing
+        self._group = group
+        self._rollout = rollout
+        self._train = train
+        self._reference = reference
+        self._keep_reference_in = keep_reference_in
+        self._writer = writer
+        self._checkpoint = checkpoint
+        self._phases = PhaseMachine()
+        self._num_updates = 0  # calls of TrainPhase.update: the schedule's step
+
+    @contextmanager
+    def rollout_phase(self, *, timed_as: str = "rollout") -> Iterator[RolloutPhase]:
+        """The engine has the device: weights and KV cache, no gradients. Hands out what is legal meanwhile.
+
+        Args:
+            timed_as: Name under which the time in the engine is counted.
+
+        Raises:
+            PhaseError: Another phase is open.
+        """
+        with self._phases.enter("rollout"):
+            self._group.call(Worker.wake_engine, self.policy_version)
+            phase = RolloutPhase(
+                self._group,
+                self._rollout,
+                seed=self._train.seed,
+                policy_version=self.policy_version,
+                timing=self.timing,
+                timed_as=timed_as,
+            )
+            try:
+                yield phase
+            finally:
+                phase.close()
+                self._group.call(Worker.sleep_engine)
+
+    @contextmanager
+    def train_phase(self) -> Iterator[TrainPhase]:
+        """The trainer has the device: weights, gradients, optimizer state, no KV cache.
+
+        Raises:
+            PhaseError: Another phase is open.
+        """
+        with self._phases.enter("train"):
+            phase = TrainPhase(
+                self._group,
+                self._train,
+                self._reference,
+                policy_version=self.policy_version,
+                num_updates=self._num_updates,
+                timing=self.timing,
+            )
+            try:
+                yield phase
+            finally:
+                phase.close()
+                self.policy_version = phase.policy_version
+                self._num_updates = phase.num_updates
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The transformers model that engine and trainer share, on one rank in this process."""
+        return self._group.call(_model_of)
+
+    def export(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> Path:
+        """Write the policy as a Hugging Face folder; `dtype` None = as the model was saved.
+
+        Raises:
+            CheckpointError: The folder cannot be written.
+        """
+        folder = Path(folder)
+        try:
+            self._group.call(Worker.save, folder, dtype or self.facts.dtype)
+        except OSError as error:
+            raise CheckpointError(f"the model cannot be written to {folder}: {error}") from error
+        return folder
+
+    def keep_reference(self) -> None:
+        """Keep the policy as it is now as the reference for the KL term, in the run's folder.
+
+        Needed where no other place has it: after a warm start, or for a model with new weights.
+        """
+        folder = self._keep_reference_in
+        if folder is not None:
+            partial = folder.with_name(folder.name + ".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)  # of an earlier beginning of this run
+            self._group.call(Worker.save, partial, torch.float32)
+            partial.rename(folder)
+
+    def save_checkpoint(self, step: int, parts: Mapping[str, Stateful], *, score: float | None = None) -> None:
+        """Save everything that the run needs to go on after `step`; returns when copies are made.
+
+        Args:
+            step: The last step that is contained.
+            parts: What else has a position: name -> the data, the run.
+            score: Of the evaluation at this step, for keeping the best.
+
+        Raises:
+            CheckpointError: The checkpoint before this one could not be written.
+        """
+        assert self._writer is not None, "these workers have no run folder"
+        with self.timing("checkpoint"):
+            self._writer.wait()  # before copying: never two copies at a time
+            self._write_checkpoint(self._writer, step, parts, score)
+
+    def _write_checkpoint(
+        self, writer: CheckpointWriter, step: int, parts: Mapping[str, Stateful], score: float | None
+    ) -> None:
+        weights, moments = self._group.call(Worker.copies)
+        state = {
+            "policy_version": self.policy_version,
+            "num_updates": self._num_updates,
+            "worker": self._group.call(Worker.state),
+            "parts": {name: part.state_dict() for name, part in parts.items()},
+        }
+        group = self._group
+        writer.write(
+            Snapshot(step=step, weights=weights, moments=moments, state=state, score=score),
+            lambda tensors, folder: group.call(Worker.save, folder, torch.float32, tensors),
+        )
+
+    def load_checkpoint(self, parts: Mapping[str, Stateful]) -> int:
+        """Go on from the run's newest checkpoint, if there is one.
+
+        Returns:
+            Its step; 0 where there is none.
+
+        Raises:
+            CheckpointError: It is damaged or belongs to another model.
+        """
+        if self._checkpoint is None:
+            return 0
+        state = read_state(self._checkpoint)
+        self._group.call(Worker.load_optimizer, self._checkpoint, state["worker"])
+        self.policy_version = state["policy_version"]
+        self._num_updates = state["num_updates"]
+        for name, part in parts.items():
+            part.load_state_dict(state["parts"][name])
+        assert self._writer is not None
+        self._writer.discard_after(state["step"])
+        return int(state["step"])
+
+    def reset_optimizer(self) -> None:
+        """Forget AdamW's moments, as after a warm start."""
+        self._group.call(Worker.reset_optimizer)
+
+    def close(self) -> None:
+        """Wait for a checkpoint that is being written.
+
+        Raises:
+            CheckpointError: It could not be written.
+        """
+        if self._writer is not None:
+            self._writer.wait()
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _model_of(worker: Worker) -> PreTrainedModel:
+    return worker.model
+

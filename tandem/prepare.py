@@ -1,0 +1,62 @@
+"""Everything that can be known to be wrong before a model is loaded, and what a run starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tandem.config.schema import Config
+from tandem.data.prompts import Prompts, check_data
+from tandem.errors import SeveralErrors, TandemError
+from tandem.evaluate import HeldOut
+from tandem.hybrid.start import check_lengths, resolve_here
+from tandem.model.facts import check_model
+from tandem.model.tokenizer import load_tokenizer
+from tandem.rewards.pool import start_rewards
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run starts from."""
+
+    config: Config  # resolved
+    prompts: Prompts
+    held_out: HeldOut
+    num_steps: int
+
+
+def prepare(config: Config, reward: Callable[..., object] | None = None) -> Plan:
+    """Resolve the config, look at reward, model and data, and tokenise the prompts; no weights are read.
+
+    Raises:
+        TandemError: All that is wrong and does not depend on each other, at once.
+    """
+    config = resolve_here(config)
+    checks: list[Callable[[], None]] = [
+        lambda: start_rewards(config.reward, reward).close(),  # it loads the function, as it will later
+        lambda: check_lengths(config, check_model(config.model)),
+        lambda: check_data(config.data, _held_out_files(config), seed=config.run.seed),
+    ]
+    errors = [error for check in checks if (error := _error_of(check)) is not None]
+    if errors:
+        raise errors[0] if len(errors) == 1 else SeveralErrors(errors)
+    tokenizer = load_tokenizer(config.model)
+    seed = config.run.seed
+    prompts = Prompts.from_config(config.data, tokenizer, seed=seed)
+    held_out = HeldOut.load(config.evaluation, config.data, tokenizer, seed=seed)
+    return Plan(config, prompts, held_out, config.run.steps or prompts.steps_for(config.data.epochs))
+
+
+def _error_of(check: Callable[[], None]) -> TandemError | None:
+    try:
+        check()
+    except TandemError as error:
+        return error
+    return None
+
+
+def _held_out_files(config: Config) -> list[str]:
+    data = config.evaluation.data
+    if data is None:
+        return []
+    return [data] if isinstance(data, str) else list(data.values())

@@ -1,0 +1,1 @@
+"""Where workers run: N ranks, called as one."""

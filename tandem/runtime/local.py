@@ -1,0 +1,72 @@
+"""One rank in this process: no Ray, no process group, pdb works."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Concatenate, Generic, ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+W = TypeVar("W")
+
+
+@dataclass(frozen=True)
+class ComputeSettings:
+    """How torch computes while a worker works. Part of the numerics: another thread count gives other last bits."""
+
+    threads: int
+    deterministic: bool
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Set them, and put back what the user's own program had."""
+        threads = torch.get_num_threads()
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        fill = torch.utils.deterministic.fill_uninitialized_memory
+        if threads != self.threads:
+            torch.set_num_threads(self.threads)
+        if self.deterministic:
+            if torch.cuda.is_available():  # read by cuBLAS when it starts; there is no other way to tell it
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+            # Filling fresh memory with NaN finds bugs, and costs a pass over every new tensor.
+            torch.utils.deterministic.fill_uninitialized_memory = False
+        try:
+            yield
+        finally:
+            if threads != self.threads:
+                torch.set_num_threads(threads)
+            torch.use_deterministic_algorithms(deterministic)
+            torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+class LocalGroup(Generic[W]):
+    """A group of one worker, in this process."""
+
+    def __init__(self, make_worker: Callable[[], W], settings: ComputeSettings) -> None:
+        self.settings = settings
+        with settings.applied():
+            self.worker = make_worker()
+
+    def call(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run `method` on the worker."""
+        with self.settings.applied():
+            return method(self.worker, *args, **kwargs)
+
+    def stream(
+        self, method: Callable[Concatenate[W, P], Iterator[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Iterator[R]:
+        """Yield what `method` yields. Between two items the user's own settings are in force."""
+        with self.settings.applied():
+            iterator = iter(method(self.worker, *args, **kwargs))
+        while True:
+            with self.settings.applied():
+                item = next(iterator, None)
+            if item is None:
+                return
+            yield item

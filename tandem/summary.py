@@ -1,0 +1,73 @@
+"""What a run says of itself before its first step and after its last."""
+
+from __future__ import annotations
+
+from tandem.hybrid.workers import Workers
+from tandem.observe.run import Run
+from tandem.prepare import Plan
+
+
+def show_start(run: Run, workers: Workers, plan: Plan, done: int) -> None:
+    """A table of what is about to run."""
+    config, facts = plan.config, workers.facts
+    name = config.model.path or "new"
+    rollout, algorithm, trainer, cluster = config.rollout, config.algorithm, config.trainer, config.cluster
+    responses = config.data.prompts_per_step * rollout.n
+    dropped = f", {plan.prompts.num_dropped} left out: too long" if plan.prompts.num_dropped else ""
+    table = {
+        "model": f"{name}: {facts.architecture}, {_count(facts.num_parameters)} parameters, {config.model.dtype}",
+        "prompts": f"{len(plan.prompts):,} of {config.data.max_prompt_length} tokens at most{dropped}",
+        "step": f"{config.data.prompts_per_step} prompts x {rollout.n} responses of {rollout.max_response_length} "
+        f"tokens at most, temperature {rollout.temperature:g}",
+        "update": f"{_updates(responses, trainer.mini_batch_responses, trainer.update_epochs)}, lr {trainer.lr:g} "
+        f"{trainer.lr_schedule}, clip {algorithm.clip_low:g}/{algorithm.clip_high:g}, "
+        f"{algorithm.loss_aggregation}, KL {algorithm.kl_coef:g}",
+        "old log-probs": f"{algorithm.old_logprobs}",
+        "held out": ", ".join(
+            f"{len(prompts):,} prompts{f' ({name})' if name else ''} x {config.evaluation.n}"
+            for name, prompts in plan.held_out.sets.items()
+        )
+        or "none",
+        "device": f"{cluster.device}, {cluster.threads} threads{', deterministic' if cluster.deterministic else ''}",
+        "steps": f"{plan.num_steps}" + (f", going on after step {done}" if done else ""),
+        "folder": str(run.folder),
+    }
+    run.console.start("Tandem", table)
+
+
+def show_end(run: Run) -> None:
+    """What came of it, and what to do next."""
+    metric = run.config.evaluation.metric
+    best = run.best
+    table: dict[str, str] = {}
+    if best.before:
+        table[f"{metric} before"] = f"{best.before.get(metric, float('nan')):.3f}"
+    if best.latest:
+        error = best.latest.get(f"{metric}_stderr", float("nan"))
+        table[f"{metric} after"] = f"{best.latest[metric]:.3f} ± {error:.3f} (step {best.latest_step})"
+    if best.step is not None:
+        table["best"] = f"{best.value:.3f} at step {best.step}"
+    table["run"] = str(run.folder)
+    table["metrics"] = str(run.folder / "metrics.jsonl")
+    table["responses"] = str(run.folder / "rollouts")
+    title = {"stop": "Stopped", "patience": "No gain any more: stopped", None: "Finished"}[run.ended_by]
+    again = ["the same command goes on from the last checkpoint"] if run.ended_by == "stop" else []
+    run.console.finish(title, table, [*again, f"tandem export {run.folder} --to my-model", *_NEXT])
+
+
+_NEXT = (
+    "change anything: tandem train RUN.yaml trainer.lr=1e-5 run.folder=runs/other",
+    "all options: tandem config",
+)
+
+
+def _updates(responses: int, mini_batch: int | None, epochs: int) -> str:
+    count = -(-responses // (mini_batch or responses)) * epochs
+    return f"{count} update{'s' if count != 1 else ''} of {mini_batch or responses} responses"
+
+
+def _count(number: int) -> str:
+    for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return str(number)

@@ -1,0 +1,78 @@
+"""The loop: sample, score, compare, update, and again with the new weights."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from tandem.algorithm.advantages import estimate_advantages
+from tandem.algorithm.protocols import AdvantageFunction, Loss, LossFunction
+from tandem.collect import collect
+from tandem.config.schema import Config
+from tandem.evaluate import evaluate
+from tandem.hybrid.start import start_workers
+from tandem.observe.run import Run
+from tandem.prepare import prepare
+from tandem.rewards.pool import start_rewards
+from tandem.sft import warm_start
+from tandem.summary import show_end, show_start
+
+
+def train(
+    config: Config,
+    *,
+    reward: Callable[..., object] | None = None,
+    advantage: AdvantageFunction | None = None,
+    loss: Loss | LossFunction | None = None,
+    stop: threading.Event | None = None,
+) -> Path:
+    """Train the policy that `config` describes; return the run's folder. (GRPO: arXiv:2402.03300, algorithm 1)
+
+    A run folder that holds a checkpoint is gone on with.
+
+    Args:
+        config: From `load_config` or `config_from_dict`.
+        reward: Scores a response, instead of `reward.function`.
+        advantage: Computes advantages, instead of GRPO's.
+        loss: Computes the loss, instead of the clipped surrogate that `algorithm` describes.
+        stop: Set it from elsewhere to end the run after the step under way, with a checkpoint.
+
+    Raises:
+        TandemError: Whatever is wrong, with a remedy; as much as possible before the model is loaded.
+    """
+    plan = prepare(config, reward)
+    config, prompts = plan.config, plan.prompts
+    with (
+        Run(config, stop=stop) as run,
+        start_workers(config, total_steps=plan.num_steps, loss=loss, timing=run.timing) as workers,
+        start_rewards(config.reward, reward) as reward_fn,
+    ):
+        done = workers.load_checkpoint({"prompts": prompts, "run": run})
+        show_start(run, workers, plan, done)
+        if done == 0:
+            warm_start(workers, config.sft, config.data, seed=config.run.seed, console=run.console)
+            workers.keep_reference()
+            if run.due("evaluation", 0):
+                run.log_initial(evaluate(workers, reward_fn, plan.held_out, config, step=0))
+        for step in run.steps(plan.num_steps, resume_from=done):
+            with workers.rollout_phase() as engine:
+                # 1. Rollout: the policy answers each prompt with a group of responses.
+                # 2. Reward: each response is scored as soon as it ends.
+                rollouts, rewards = collect(engine, prompts.next_batch(), reward_fn, engine.options(step=step))
+            with workers.train_phase() as trainer:
+                # 3. Log-probs of each response token, under the old policy and the reference.
+                old_logprobs = trainer.old_logprobs(rollouts)
+                ref_logprobs = trainer.ref_logprobs(rollouts) if trainer.needs_reference else None
+                # 4. Advantage: each response against the others of its group.
+                advantages = estimate_advantages(config.algorithm, rewards, rollouts, function=advantage)
+                # 5. Update: ascend the clipped objective, mini-batch by mini-batch.
+                update = trainer.update(rollouts, advantages, old_logprobs, ref_logprobs)
+            due = run.due("evaluation", step)
+            evaluation = evaluate(workers, reward_fn, plan.held_out, config, step=step) if due else None
+            run.log(step, rollouts, rewards, advantages, update, evaluation)
+            if run.due("checkpoint", step):
+                workers.save_checkpoint(step, {"prompts": prompts, "run": run}, score=run.best.score(evaluation))
+        workers.close()
+        show_end(run)
+        return run.folder

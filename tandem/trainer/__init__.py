@@ -1,0 +1,1 @@
+"""The update side: packing, log-probs, mini- and micro-batches, optimizer."""

@@ -1,0 +1,83 @@
+"""Log-probs of response tokens under a model: packed, in micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tandem.batch import Rollouts
+from tandem.errors import ModelError
+from tandem.model.attention import NAMES
+from tandem.trainer.packing import Packing, micro_batches, pack
+from tandem.trainer.policy import Policy
+
+
+@dataclass(frozen=True)
+class PackingOptions:
+    """How sequences are packed: see the config's `trainer.packing` and `trainer.micro_batch_tokens`."""
+
+    packing: Packing = "auto"
+    max_tokens: int = 8192
+
+
+@torch.no_grad()
+def batch_logprobs(
+    policy: Policy, rollouts: Rollouts, options: PackingOptions, *, on_progress: Callable[[int], None] | None = None
+) -> Float[Tensor, "B L"]:
+    """Log-probs of all response tokens at the rollouts' temperature, without gradients; zeros beyond each response."""
+    costs = policy.costs()
+    result = torch.zeros(rollouts.response_tokens.shape, dtype=torch.float32)
+    for rows in micro_batches(
+        rollouts, range(len(rollouts)), max_tokens=options.max_tokens, packing=options.packing, costs=costs
+    ):
+        row = pack(rollouts, rows, packing=options.packing, costs=costs, device=policy.device)
+        logprobs, _ = policy(row, temperature=rollouts.temperature, entropy_gradient=False)
+        result[rows] = row.to_matrix(logprobs).cpu()
+        if on_progress is not None:
+            on_progress(len(rows))
+    return result
+
+
+def response_logprobs(
+    model: PreTrainedModel, rollouts: Rollouts, *, chunk_tokens: int = 1024, packing: Packing = "auto"
+) -> Float[Tensor, "B L"]:
+    """Log-probs of all response tokens with gradients, for a PyTorch loop of your own. One packed forward pass.
+
+    Args:
+        model: A causal language model with Tandem's attention, such as `workers.model`.
+        rollouts: Responses and the temperature they were sampled at.
+        chunk_tokens: Tokens whose logits are in memory at once.
+        packing: How sequences share the pass; `auto` takes what needs the fewest operations.
+
+    Returns:
+        float32; zeros beyond the end of each response.
+
+    Raises:
+        ModelError: The model was loaded with another attention.
+    """
+    if model.config._attn_implementation not in NAMES.values():
+        raise ModelError(
+            f"the model's attention is {model.config._attn_implementation!r}, not Tandem's",
+            remedy="load it with td.load_model(path), or take workers.model",
+        )
+    policy = Policy(model, body_dtype=body_dtype(model), chunk_tokens=chunk_tokens)
+    row = pack(rollouts, range(len(rollouts)), packing=packing, costs=policy.costs(), device=policy.device)
+    logprobs, _ = policy(row, temperature=rollouts.temperature, entropy_gradient=False)
+    return row.to_matrix(logprobs)
+
+
+def body_dtype(model: PreTrainedModel) -> torch.dtype:
+    """What the layers compute in: the dtype of the first matrix that belongs to no embedding."""
+    embeddings = {id(model.get_input_embeddings().weight)}
+    head = model.get_output_embeddings()
+    if head is not None:
+        embeddings.add(id(head.weight))
+    for parameter in model.base_model.parameters():
+        if parameter.ndim >= 2 and id(parameter) not in embeddings:
+            return parameter.dtype
+    return model.dtype

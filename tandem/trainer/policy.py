@@ -1,0 +1,70 @@
+"""The policy as the trainer runs it: the model's body on a packed row, then the head in chunks."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from tandem.algorithm.categorical import selected_logprobs_and_entropy
+from tandem.model.head import head_logits
+from tandem.trainer.packing import Costs, PackedRow
+
+
+class Policy(nn.Module):
+    """An unmodified transformers model, asked for log-probs of given tokens instead of for logits.
+
+    Args:
+        model: A causal language model with Tandem's attention.
+        body_dtype: What the body computes in. Embeddings are cast to it: a tied embedding is kept in the head's dtype.
+        chunk_tokens: Tokens whose logits are in memory at once, forward and backward.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, body_dtype: torch.dtype, chunk_tokens: int) -> None:
+        super().__init__()
+        self.model = model
+        self.body_dtype = body_dtype
+        self.chunk_tokens = chunk_tokens
+
+    def forward(
+        self, row: PackedRow, *, temperature: float, entropy_gradient: bool
+    ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+        """Log-prob of each target, and entropy of the distribution it was drawn from; float32, at `temperature`."""
+        embeddings = self.model.get_input_embeddings()(row.tokens).to(self.body_dtype)
+        body = self.model.base_model(
+            inputs_embeds=embeddings, position_ids=row.positions, use_cache=False, spans=row.spans
+        )
+        hidden = body.last_hidden_state[0].index_select(0, row.index)
+        if len(row.targets) <= self.chunk_tokens:  # one chunk: its logits are within the bound, nothing to run again
+            return self._head(hidden, row.targets, temperature, entropy_gradient)
+        pieces = [
+            checkpoint(
+                self._head, piece, targets, temperature, entropy_gradient, use_reentrant=False, preserve_rng_state=False
+            )
+            for piece, targets in zip(hidden.split(self.chunk_tokens), row.targets.split(self.chunk_tokens), strict=True)
+        ]
+        return torch.cat([logprobs for logprobs, _ in pieces]), torch.cat([entropy for _, entropy in pieces])
+
+    def _head(
+        self, hidden: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        logits = head_logits(self.model, hidden)
+        return selected_logprobs_and_entropy(
+            logits, targets, temperature=temperature, entropy_gradient=entropy_gradient
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.device
+
+    def costs(self) -> Costs:
+        """Forward operations of the body, for choosing a packing: 2 per weight and token, 4 per pair and head channel."""
+        config = self.model.config
+        embedding = self.model.get_input_embeddings().weight.numel()
+        body = sum(parameter.numel() for parameter in self.model.base_model.parameters()) - embedding
+        return Costs(
+            per_token=2.0 * max(body, 1), per_pair=4.0 * config.num_hidden_layers * float(config.hidden_size)
+        )

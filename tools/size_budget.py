@@ -1,0 +1,58 @@
+"""Checks that files and functions stay small, and prints how large the rooms are."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from pathlib import Path
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+MAX_PACKAGE_CODE = 9000  # lines of code: neither blank, nor comment, nor docstring
+PACKAGE = Path(__file__).resolve().parent.parent / "tandem"
+
+
+def main() -> int:
+    """Print totals and what is too large; return the number of the latter."""
+    totals: Counter[str] = Counter()
+    too_large: list[str] = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        source = path.read_text()
+        lines = len(source.splitlines())
+        name = path.relative_to(PACKAGE.parent)
+        tree = ast.parse(source)
+        totals[str(name.parent)] += code_lines(source, tree)
+        if lines > MAX_FILE_LINES:
+            too_large.append(f"{name}: {lines} lines (at most {MAX_FILE_LINES})")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > MAX_FUNCTION_LINES:
+                    too_large.append(f"{name}:{node.lineno}: {node.name} has {length} (at most {MAX_FUNCTION_LINES})")
+    total = sum(totals.values())
+    if total > MAX_PACKAGE_CODE:
+        too_large.append(f"tandem: {total} lines of code in all (at most {MAX_PACKAGE_CODE})")
+    for room, lines in sorted(totals.items()):
+        print(f"{lines:6d}  {room}")
+    print(f"{total:6d}  lines of code in all")
+    for line in too_large:
+        print(f"too large: {line}")
+    return len(too_large)
+
+
+def code_lines(source: str, tree: ast.Module) -> int:
+    """Lines that are neither blank, nor comments, nor docstrings."""
+    documented: set[int] = set()
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if is_text and node.end_lineno is not None:
+            documented.update(range(node.lineno, node.end_lineno + 1))
+    return sum(
+        bool(line.strip()) and not line.strip().startswith("#") and number not in documented
+        for number, line in enumerate(source.splitlines(), 1)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
