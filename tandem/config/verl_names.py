@@ -46,7 +46,8 @@ def answer(key: str, value: Any, given: Flat) -> Answer | None:
     """
     name = key.lstrip("+~")
     if isinstance(value, str) and "${" in value and name in _TABLE:
-        return Answer({}, "there is no interpolation here: write the value itself")
+        ours = " and ".join(_TABLE[name](value, given).settings) or "the key"
+        return Answer({}, f"there is no interpolation here: write {ours} with the value itself")
     if name in _TABLE:
         return _TABLE[name](value, given)
     if name.startswith(_ROOTS):

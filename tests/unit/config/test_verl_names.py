@@ -93,7 +93,7 @@ def test_a_key_of_verl_has_its_counterpart_and_value(key: str, value: Any, setti
         ("trainer.n_gpus_per_node", 8, "one process on one device"),
         ("critic.optim.lr", 1e-5, "no counterpart"),
         (f"{ACTOR}policy_loss.loss_mode", "gspo", "clipped surrogate only, not gspo"),
-        (f"{ACTOR}optim.lr", "${x.lr}", "no interpolation"),
+        (f"{ACTOR}optim.lr", "${x.lr}", "no interpolation here: write trainer.lr with the value itself"),
         (f"{ACTOR}loss_agg_mode", "other", "see algorithm.loss_aggregation, which takes token_mean"),
     ],
 )
