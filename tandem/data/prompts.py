@@ -90,14 +90,15 @@ class Prompts:
         sources = sources_of(config)
         load = partial(load_table, tokenizer=tokenizer, config=config, seed=seed, max_rows=max_rows)
         self._tables: list[PromptTable] = load_each([source.path for source in sources], load)
+        self._weights = [source.weight for source in sources]
         self._per_step = per_step
         self._seed = seed
         self._shuffle = shuffle
         self._num_drawn = 0
         if per_step > len(self):
             raise self._too_few()
-        weights = [source.weight for source in sources]
-        self._order = DrawOrder([len(table) for table in self._tables], weights, seed=seed, shuffle=shuffle)
+        num_rows = [len(table) for table in self._tables]
+        self._order = DrawOrder(num_rows, self._weights, seed=seed, shuffle=shuffle)
 
     @classmethod
     def from_config(cls, config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0) -> Prompts:
@@ -201,11 +202,13 @@ class Prompts:
         )
 
     def _data(self) -> dict[str, Any]:
+        """What a position in the stream depends on."""
         return {
             "seed": self._seed,
             "shuffle": self._shuffle,
             "rows": [len(table) for table in self._tables],
-            "digests": [table.digest for table in self._tables],
+            "weights": self._weights,
+            "tokens": [table.digest for table in self._tables],
         }
 
 

@@ -138,7 +138,7 @@ def test_a_new_batch_size_goes_on_at_the_same_row(tmp_path: Path) -> None:
         ({"seed": 1}, "seed"),
         ({"shuffle": False}, "shuffle"),
         ({"max_rows": 5}, "rows"),
-        ({"chat_template": "always"}, "digests"),
+        ({"chat_template": "always"}, "tokens"),
     ],
 )
 def test_resuming_with_other_data_is_an_error_unless_allowed(
@@ -155,6 +155,21 @@ def test_resuming_with_other_data_is_an_error_unless_allowed(
     assert [prompt.prompt_id for prompt in batch] == [3, 4, 5]
     fresh = Prompts(path, TOKENIZER, per_step=3, **change).next_batch()
     assert [prompt.text for prompt in batch] == [prompt.text for prompt in fresh]
+
+
+def test_resuming_with_other_weights_does_not_make_up_for_the_past(tmp_path: Path) -> None:
+    paths = [numbered(tmp_path / "a.jsonl", 8), write_rows(tmp_path / "b.jsonl", [f"b{index}" for index in range(8)])]
+
+    def stream(weight: float) -> Prompts:
+        sources = [DataSource(path=paths[0], weight=1.0), DataSource(path=paths[1], weight=weight)]
+        return Prompts(sources, TOKENIZER, per_step=4)
+
+    saved, other = stream(1.0), stream(3.0)
+    list(saved.take(10))
+    with pytest.raises(DataError, match="weights changed"):
+        other.load_state_dict(saved.state_dict())
+    other.load_state_dict(saved.state_dict(), allow_changes=True)
+    assert sum(prompt.text.startswith("b") for prompt in other.next_batch()) == 3
 
 
 def test_from_config_hands_on_every_key(tmp_path: Path) -> None:
