@@ -1,4 +1,4 @@
-"""Which evaluation was the best, and for how long there has been no better one."""
+"""The evaluations of a run: the first, the best, the latest, and for how long there has been no better one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Best:
             known = ", ".join(sorted(name for name in evaluation.metrics if not name.endswith("_stderr")))
             raise ConfigError([Problem("evaluation.metric", f"{self.metric} was not measured", f"use one of {known}")])
         if not self.before:
-            self.before = {name: value for name, value in evaluation.metrics.items() if math.isfinite(value)}
+            self.before = dict(evaluation.metrics)
         self.latest, self.latest_step = dict(evaluation.metrics), evaluation.step
         value = evaluation.metrics[self.metric]
         if value > self.value:  # never true of NaN
@@ -60,15 +60,26 @@ class Best:
             "step": self.step,
             "value": value,
             "without_gain": self.without_gain,
-            "before": self.before,
+            "before": _with_null(self.before),
+            "latest": _with_null(self.latest),
+            "latest_step": self.latest_step,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned. If another metric decided then, there is no best so far."""
-        self.before = dict(state["before"])
-        self.latest, self.latest_step = dict(state["latest"]), state["latest_step"]
+        self.before = _with_nan(state["before"])
+        self.latest, self.latest_step = _with_nan(state["latest"]), state["latest_step"]
         if state["metric"] != self.metric:
             return
         self.step = state["step"]
         self.value = -math.inf if state["value"] is None else state["value"]
         self.without_gain = state["without_gain"]
+
+
+def _with_null(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """As strict JSON can keep it, which has no NaN."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
+def _with_nan(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in metrics.items()}

@@ -102,11 +102,11 @@ class Console:
         if next_steps:
             self._print(Text("What next", style="bold"))
         for line in next_steps:
-            self._print(Text(f"  {line}"))
+            self._print(Text(f"  {self._shown(line)}"))
 
     def note(self, message: str) -> None:
         """Say something that stays readable above the live bar."""
-        self._print(Text(printable(message)))
+        self._print(Text(self._shown(message)))
 
     def warn(self, kind: str, message: str, detail: str = "") -> None:
         """Warn, above the live bar. Of one kind the first ones are shown in full, then each tenth, hundredth, ...
@@ -120,11 +120,11 @@ class Console:
         count = self._warnings[kind]
         if count > SHOWN_IN_FULL and 10 ** round(math.log10(count)) != count:
             return
-        text = Text(f"warning: {printable(message)}", style="yellow")
+        text = Text(f"warning: {self._shown(message)}", style="yellow")
         if count > SHOWN_IN_FULL:
             text.append(f" (warning {count} of this kind)")
         if detail:
-            text.append("\n" + "\n".join(f"    {line}" for line in printable(detail).split("\n")), style="dim")
+            text.append("\n" + "\n".join(f"    {line}" for line in self._shown(detail).split("\n")), style="dim")
         self._print(text)
 
     @contextmanager
@@ -251,14 +251,19 @@ class Console:
         if not self.live:
             self._print(Text(title))
             for name, value in facts.items():
-                self._print(Text(f"{name}: {printable(value)}"))
+                self._print(Text(f"{name}: {self._shown(value)}"))
             return
         table = Table(title=Text(title, style="bold"), title_justify="left", box=box.ROUNDED, show_header=False)
         table.add_column(style="dim", no_wrap=True)
         table.add_column(overflow="fold")
         for name, value in facts.items():
-            table.add_row(Text(name), Text(printable(value)))
+            table.add_row(Text(name), Text(self._shown(value)))
         self.console.print(table)
+
+    def _shown(self, text: str) -> str:
+        """The text as this console can show it."""
+        encoding = self.console.encoding
+        return printable(text).encode(encoding, "backslashreplace").decode(encoding)
 
     def _print(self, text: Text) -> None:
         # soft_wrap: long lines stay one line, for grep and for copying paths and commands.

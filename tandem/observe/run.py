@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -18,6 +19,7 @@ from tandem.config import Config
 from tandem.observe.best import Best
 from tandem.observe.console import Console
 from tandem.observe.folder import RunFolder
+from tandem.observe.metrics import formatted
 from tandem.observe.rollout_log import RolloutLog
 from tandem.observe.step_metrics import evaluation_metrics, num_tokens, peak_memory_bytes, step_metrics
 from tandem.observe.timing import Timing
@@ -157,6 +159,8 @@ class Run:
         self.best.observe(evaluation)
         seconds = self._timing.take()["timing_s/evaluation"]
         self._write(0, {**evaluation_metrics(evaluation), "timing_s/evaluation": seconds})
+        self.console.note(f"before the first step: {self.best.metric} {evaluation_text(evaluation, self.best.metric)}")
+        self._warn_of_evaluation(evaluation)
 
     def log(
         self,
@@ -196,6 +200,8 @@ class Run:
         self._write(step, metrics)
         self.console.step(step, self.total or step, metrics, evaluated=f"eval/{self.config.evaluation.metric}")
         self._warn(step, rollouts, rewards, update)
+        if evaluation is not None:
+            self._warn_of_evaluation(evaluation)
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
@@ -237,10 +243,22 @@ class Run:
             message = f"step {step}: {update.num_skipped} updates skipped, loss or gradient was not finite"
             self.console.warn("skipped updates", message)
 
+    def _warn_of_evaluation(self, evaluation: Evaluation) -> None:
+        if evaluation.num_invalid:
+            message = f"step {evaluation.step}: {evaluation.num_invalid} responses of the evaluation have no reward"
+            self.console.warn("invalid rewards in evaluation", message)
+
     def _show_changes(self) -> None:
         if self._folder.changed:
             for change in (*self._folder.changed.guarded, *self._folder.changed.free):
                 self.console.note(f"changed since the run began: {change}")
+
+
+def evaluation_text(evaluation: Evaluation, metric: str) -> str:
+    """A metric of an evaluation for people, with its standard error where there is one."""
+    error = evaluation.metrics.get(f"{metric}_stderr", math.nan)
+    value = formatted(f"eval/{metric}", evaluation.metrics[metric])
+    return f"{value} ± {error:.3f}" if math.isfinite(error) else value
 
 
 def sample_text(rollouts: Rollouts, row: int, problem: str) -> str:

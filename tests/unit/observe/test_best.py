@@ -20,6 +20,7 @@ def test_the_best_is_the_highest_and_the_first_of_equals() -> None:
     assert seen == [True, False, True, False, False]
     assert (best.step, best.value, best.without_gain) == (2, 0.6, 2)
     assert best.before["pass@1"] == 0.5
+    assert best.latest_step == 4
     assert not best.patience_is_out
 
 
@@ -38,9 +39,13 @@ def test_state_goes_through_json(values: tuple[float, ...]) -> None:
     for step, value in enumerate(values):
         best.observe(evaluation(step, value))
     again = Best("pass@1", 3)
-    state = json.loads(json.dumps(best.state_dict()))
+    state = json.loads(json.dumps(best.state_dict(), allow_nan=False))
     again.load_state_dict(state)
     assert (again.step, again.value, again.without_gain) == (best.step, best.value, best.without_gain)
+    for name in ("pass@1", "pass@1_stderr"):
+        assert again.before.get(name) == pytest.approx(best.before.get(name), nan_ok=True)
+        assert again.latest.get(name) == pytest.approx(best.latest.get(name), nan_ok=True)
+    assert again.latest_step == best.latest_step
     assert again.observe(evaluation(9, 0.45)) == best.observe(evaluation(9, 0.45))
 
 
@@ -51,7 +56,14 @@ def test_a_run_that_goes_on_by_another_metric_has_no_best_yet() -> None:
     other = Best("pass@1_stderr", 1)
     other.load_state_dict(best.state_dict())
     assert (other.step, other.without_gain) == (None, 0)
-    assert other.before == best.before
+    assert (other.before, other.latest, other.latest_step) == (best.before, best.latest, 2)
+
+
+def test_the_score_is_what_decides() -> None:
+    best = Best("pass@1", None)
+    assert best.score(evaluation(1, 0.5)) == 0.5
+    assert best.score(evaluation(1, math.nan)) is None
+    assert best.score(None) is None
 
 
 def test_an_unknown_metric_names_those_that_there_are() -> None:

@@ -175,6 +175,15 @@ def test_what_a_model_wrote_cannot_drive_the_terminal() -> None:
     assert printable("a\r\nb") == "a\\r\nb"
 
 
+def test_a_console_that_cannot_show_a_character_shows_its_number() -> None:
+    file = io.TextIOWrapper(io.BytesIO(), encoding="latin-1", newline="")
+    console = Console(rich.console.Console(file=file))
+    console.start("Tandem", {"model": "é 漢"})
+    console.warn("invalid rewards", "漢", "漢")
+    file.seek(0)
+    assert file.read() == "Tandem\nmodel: é \\u6f22\nwarning: \\u6f22\n    \\u6f22\n"
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [

@@ -287,7 +287,8 @@ def test_patience_ends_the_run_after_a_checkpoint(tmp_path: Path, console: Conso
             if run.due("checkpoint", step):
                 saved.append(step)
         assert run.ended_by == "patience"
-        assert (run.best.step, run.best.value, run.best.before) == (1, 0.5, {"pass@1": 0.3})
+        assert (run.best.step, run.best.value) == (1, 0.5)
+        assert (run.best.before, run.best.latest) == ({"pass@1": 0.3}, {"pass@1": 0.5})
     assert saved == [3]
 
 
@@ -306,6 +307,16 @@ def test_invalid_rewards_and_skipped_updates_are_shown_with_a_sample(tmp_path: P
     assert "prompt: prompt 1\n    response: response 1.0\n    ground truth: 1\n" in text
     assert "problem: the function raised ValueError" in text
     assert "warning: step 1: 2 updates skipped, loss or gradient was not finite" in text
+
+
+def test_evaluations_are_shown_and_what_they_could_not_score(tmp_path: Path, console: Console) -> None:
+    with Run(config_of(tmp_path), console=console) as run:
+        run.log_initial(Evaluation(step=0, metrics={"pass@1": 0.5, "pass@1_stderr": 0.25}, num_prompts=4))
+        make_step(run, 1, Evaluation(step=1, metrics={"pass@1": 0.75}, num_prompts=4, num_invalid=2))
+    text = shown(console)
+    assert "before the first step: pass@1 0.500 ± 0.250\n" in text
+    assert "pass@1 0.750\n" in text
+    assert "warning: step 1: 2 responses of the evaluation have no reward" in text
 
 
 def test_changes_are_shown(tmp_path: Path, console: Console) -> None:
