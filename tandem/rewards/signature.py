@@ -89,8 +89,11 @@ def plan_call(function: Callable[..., Any], name: str, *, options: Mapping[str, 
         raise _refused(function, name, f"asks for {', '.join(strangers)}, which Tandem does not know", fields)
     if "response" not in given.values():
         raise _refused(function, name, "does not ask for the response", fields)
-    by_position = [p.name for p in parameters if p.kind is Parameter.POSITIONAL_ONLY and p.name in given]
-    plan = CallPlan(
+    positional = [p.name for p in parameters if p.kind is Parameter.POSITIONAL_ONLY]
+    by_position = [parameter for parameter in positional if parameter in given]
+    if by_position != positional[: len(by_position)]:
+        raise _refused(function, name, "has a positional-only parameter that stands in the way", fields)
+    return CallPlan(
         name=name,
         function=function,
         positional=tuple(given[parameter] for parameter in by_position),
@@ -99,11 +102,6 @@ def plan_call(function: Callable[..., Any], name: str, *, options: Mapping[str, 
         batched=batched,
         asynchronous=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__),
     )
-    try:
-        inspect.signature(function).bind(*plan.positional, **plan.keywords, **plan.options)
-    except TypeError as error:  # positional-only parameters that cannot be filled without a gap
-        raise _refused(function, name, f"cannot be called ({error})", fields) from error
-    return plan
 
 
 def _parameters(function: Callable[..., Any], name: str) -> Mapping[str, Parameter]:
