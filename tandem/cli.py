@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -122,6 +123,9 @@ def _stop_on_signals() -> Iterator[threading.Event]:
 
 def main() -> None:
     """Run the command line; an error for the user is a message, not a traceback."""
+    # Read when torch's thread pool starts. By default its threads spin while they wait for each other, which takes
+    # the cores from the reward workers, and from everybody else on a shared machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
     except TandemError as error:
