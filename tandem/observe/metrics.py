@@ -52,6 +52,13 @@ METRICS: Mapping[str, Metric] = {
     "policy/kl": Metric(
         "nats", "mean", ".4f", "KL divergence from the reference per token; null without one.", "actor/kl_loss"
     ),
+    "policy/approx_kl": Metric(
+        "nats",
+        "mean",
+        ".1e",
+        "Mean of old minus new log-prob of a token: how far the update has moved.",
+        "actor/ppo_kl",
+    ),
     "policy/ratio_mean": Metric("ratio", "mean", ".3f", "Mean ratio of new to old probability of a token."),
     "policy/ratio_max": Metric("ratio", "max", ".2f", "Largest ratio of new to old probability of a token."),
     "policy/clip_fraction": Metric(
@@ -105,6 +112,8 @@ FAMILIES: Mapping[str, Metric] = {
     "reward/mean/<data_source>": Metric(
         "reward", "mean", ".3f", "Mean reward of one data source, where there are more."
     ),
+    "policy/<name>": Metric("loss's own", "mean", ".3f", "A metric that the loss function gave."),
+    "eval/reward": Metric("reward", "mean", ".3f", "Held-out: mean reward."),
     "eval/pass@<k>": Metric(
         "share", "mean", ".3f", "Held-out: chance that one of k sampled responses is right, unbiased."
     ),

@@ -170,8 +170,6 @@ class Run:
         advantages: Float[Tensor, " B"] | Float[Tensor, "B L"],
         update: UpdateResult,
         evaluation: Evaluation | None = None,
-        *,
-        trainer_logprobs: Float[Tensor, "B L"] | None = None,
     ) -> dict[str, float]:
         """Write and show a step: its rollouts, its line in `metrics.jsonl`, the console, the trackers.
 
@@ -182,7 +180,6 @@ class Run:
             advantages: Their advantages, one per response or per token.
             update: What the update did.
             evaluation: Held-out results, where the step evaluated.
-            trainer_logprobs: See `step_metrics`.
 
         Returns:
             The step's metrics; NaN where something was not measured.
@@ -195,7 +192,7 @@ class Run:
         metrics = self._timing.take()
         metrics["perf/tokens_per_s"] = num_tokens(rollouts) / max(metrics["timing_s/step"], 1e-9)
         metrics["memory/peak_bytes"] = float(peak_memory_bytes())
-        metrics = metrics | step_metrics(rollouts, rewards, update, evaluation, trainer_logprobs=trainer_logprobs)
+        metrics = metrics | step_metrics(rollouts, rewards, update, evaluation)
         self._rollout_log.write(step, rollouts, rewards, advantages, update)
         self._write(step, metrics)
         self.console.step(step, self.total or step, metrics, evaluated=f"eval/{self.config.evaluation.metric}")

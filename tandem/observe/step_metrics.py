@@ -5,43 +5,34 @@ from __future__ import annotations
 import math
 import resource
 import sys
+from collections.abc import Mapping
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from tandem.batch import Evaluation, Rewards, Rollouts, UpdateResult
-from tandem.observe.metrics import METRICS
 
 
 def step_metrics(
-    rollouts: Rollouts,
-    rewards: Rewards,
-    update: UpdateResult,
-    evaluation: Evaluation | None = None,
-    *,
-    trainer_logprobs: Float[Tensor, "B L"] | None = None,
+    rollouts: Rollouts, rewards: Rewards, update: UpdateResult, evaluation: Evaluation | None = None
 ) -> dict[str, float]:
     """Rollout, reward, policy and evaluation metrics of one step. NaN where something was not measured.
 
     Args:
         rollouts: The step's responses.
         rewards: Their rewards.
-        update: What the update did. Its own `metrics` come last, so they replace a number of the same name.
+        update: What the update did. Of its own `metrics` a full name, such as `rollout/logprob_diff_max`, sets that
+            metric; a bare one, such as the loss function gives, becomes `policy/<name>`.
         evaluation: Held-out results, in the steps that evaluate.
-        trainer_logprobs: Log-probs of the response tokens by the trainer under the weights that wrote them, to hold
-            against the engine's; NaN where a row was not run. None takes `update.logprobs`, which is the same where
-            each token is passed once.
     """
-    logprobs = update.logprobs if trainer_logprobs is None else trainer_logprobs
-    evaluated = evaluation_metrics(evaluation) if evaluation is not None else {}
-    return {
+    metrics = {
         **_reward_metrics(rollouts, rewards),
-        **_rollout_metrics(rollouts, rewards, logprobs),
+        **_rollout_metrics(rollouts, rewards),
         **_policy_metrics(update),
-        **evaluated,
-        **update.metrics,
+        **(evaluation_metrics(evaluation) if evaluation is not None else {}),
     }
+    for name, value in update.metrics.items():
+        metrics[name if "/" in name else _free_name("policy", name, metrics)] = float(value)
+    return metrics
 
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
@@ -77,9 +68,7 @@ def groups_without_contrast(rollouts: Rollouts, rewards: Rewards) -> int:
 def _reward_metrics(rollouts: Rollouts, rewards: Rewards) -> dict[str, float]:
     metrics = {"reward/mean": rewards.mean, "reward/std": rewards.std, "reward/invalid": float(rewards.num_invalid)}
     for name, value in rewards.metrics.items():
-        key = f"reward/{name}"
-        # A reward function may well return a key named "mean": it must not pass for the reward's own.
-        metrics[f"reward/own/{name}" if key in METRICS else key] = float(value)
+        metrics[_free_name("reward", name, metrics)] = float(value)
     sources = [rollouts.prompt_of(row).data_source or "unnamed" for row in range(len(rollouts))]
     if len(set(sources)) > 1:
         for source in sorted(set(sources)):
@@ -89,32 +78,24 @@ def _reward_metrics(rollouts: Rollouts, rewards: Rewards) -> dict[str, float]:
     return metrics
 
 
-def _rollout_metrics(
-    rollouts: Rollouts, rewards: Rewards, trainer_logprobs: Float[Tensor, "B L"] | None
-) -> dict[str, float]:
+def _rollout_metrics(rollouts: Rollouts, rewards: Rewards) -> dict[str, float]:
     lengths = rollouts.response_lengths.double()
     empty = len(rollouts) == 0
-    metrics = {
+    return {
         "rollout/groups_without_contrast": float(groups_without_contrast(rollouts, rewards)),
         "rollout/response_length_mean": math.nan if empty else float(lengths.mean()),
         "rollout/response_length_max": math.nan if empty else float(lengths.max()),
         "rollout/truncated": math.nan if empty else float(rollouts.truncated.double().mean()),
-        "rollout/logprob_diff_mean": math.nan,
-        "rollout/logprob_diff_max": math.nan,
+        "rollout/logprob_diff_mean": math.nan,  # both measured by the update, where the weights are still those that
+        "rollout/logprob_diff_max": math.nan,  # wrote the responses
     }
-    if trainer_logprobs is not None:
-        distance = (trainer_logprobs.detach().cpu().double() - rollouts.rollout_logprobs.cpu().double()).abs()
-        measured = distance[rollouts.response_mask.cpu() & distance.isfinite()]  # NaN: a row that the update left out
-        if len(measured):
-            metrics["rollout/logprob_diff_mean"] = float(measured.mean())
-            metrics["rollout/logprob_diff_max"] = float(measured.max())
-    return metrics
 
 
 def _policy_metrics(update: UpdateResult) -> dict[str, float]:
     return {
         "policy/loss": update.loss,
         "policy/kl": math.nan if update.kl is None else update.kl,
+        "policy/approx_kl": math.nan,  # measured by the loss
         "policy/ratio_mean": update.ratio_mean,
         "policy/ratio_max": update.ratio_max,
         "policy/clip_fraction": update.clip_fraction,
@@ -123,3 +104,9 @@ def _policy_metrics(update: UpdateResult) -> dict[str, float]:
         "policy/lr": update.lr,
         "policy/skipped_updates": float(update.num_skipped),
     }
+
+
+def _free_name(room: str, name: str, metrics: Mapping[str, float]) -> str:
+    """`room/name`, unless that is a measured metric already, for which a user's own must not pass."""
+    key = f"{room}/{name}"
+    return f"{room}/own/{name}" if math.isfinite(metrics.get(key, math.nan)) else key

@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 
 from tandem.batch import Evaluation, Rollouts
 from tandem.observe.metrics import METRICS
@@ -13,8 +12,7 @@ from tests.unit.observe.made import made_rewards, made_rollouts, made_update
 
 def test_the_numbers_of_a_step() -> None:
     rollouts = made_rollouts(((3, 1), (2, 2)))
-    trainer = rollouts.rollout_logprobs + torch.tensor([[0.5, 0.0, 0.0], [0, 0, 0], [0, 0, 0], [0, -0.25, 9.0]])
-    metrics = step_metrics(rollouts, made_rewards((1.0, 0.0, 1.0, 1.0)), made_update(logprobs=trainer))
+    metrics = step_metrics(rollouts, made_rewards((1.0, 0.0, 1.0, 1.0)), made_update())
     assert metrics["reward/mean"] == 0.75
     assert metrics["reward/std"] == 0.5
     assert metrics["reward/invalid"] == 0
@@ -22,8 +20,6 @@ def test_the_numbers_of_a_step() -> None:
     assert metrics["rollout/response_length_mean"] == 2.0
     assert metrics["rollout/response_length_max"] == 3.0
     assert metrics["rollout/truncated"] == 0.25
-    assert metrics["rollout/logprob_diff_max"] == 0.5, "the 9.0 stands beyond the response's end"
-    assert metrics["rollout/logprob_diff_mean"] == pytest.approx(0.75 / 8)
     assert metrics["policy/loss"] == 0.25
     assert metrics["policy/skipped_updates"] == 0
     assert math.isnan(metrics["policy/kl"])
@@ -36,23 +32,14 @@ def test_every_step_has_every_metric_of_the_table_but_times_memory_and_evaluatio
     assert set(metrics) == {name for name in METRICS if not name.startswith(elsewhere)}
 
 
-def test_log_probs_of_the_trainer_win_over_those_of_the_update_and_rows_not_run_are_left_out() -> None:
-    rollouts = made_rollouts()
-    trainer = rollouts.rollout_logprobs.clone()
-    trainer[0] = math.nan
-    trainer[1, 0] += 0.125
-    metrics = step_metrics(
-        rollouts, made_rewards(), made_update(logprobs=rollouts.rollout_logprobs + 3), trainer_logprobs=trainer
-    )
-    assert metrics["rollout/logprob_diff_max"] == 0.125
-
-
-def test_what_the_update_reports_itself_wins() -> None:
-    metrics = step_metrics(
-        made_rollouts(), made_rewards(), made_update(metrics={"policy/loss": 7.0, "policy/own": 1.0})
-    )
-    assert metrics["policy/loss"] == 7.0
-    assert metrics["policy/own"] == 1.0
+def test_what_the_update_measures_itself() -> None:
+    own = {"rollout/logprob_diff_max": 0.5, "approx_kl": 0.01, "mine": 1.0, "loss": 99.0}
+    metrics = step_metrics(made_rollouts(), made_rewards(), made_update(metrics=own))
+    assert metrics["rollout/logprob_diff_max"] == 0.5
+    assert metrics["policy/approx_kl"] == 0.01
+    assert metrics["policy/mine"] == 1.0
+    assert metrics["policy/loss"] == 0.25
+    assert metrics["policy/own/loss"] == 99.0
 
 
 def test_evaluations_get_their_prefix() -> None:
