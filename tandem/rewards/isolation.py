@@ -43,6 +43,7 @@ def drop_root(needed: Iterable[str]) -> bool:
 
     To be called when the user's file is loaded: what it reads at import, it reads as root. In a home folder of root
     (an environment in /root, say) nobody could not import a module later, in a call; then the worker remains root.
+    Either way the kernel forgets what `die_with_parent` asked for.
     """
     if os.geteuid() != 0 or sys.platform != "linux":
         return False

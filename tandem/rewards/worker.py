@@ -49,8 +49,8 @@ def main(arguments: Sequence[str]) -> None:
         if isinstance(reward, Failed):
             connection.sendall(write_reply(reward))
         else:
-            if drop_root([*sys.path, *_files(setup.function)]):
-                die_with_parent(parent)  # the kernel forgets it at a change of user
+            drop_root([*sys.path, *_files(setup.function)])
+            die_with_parent(parent)  # again: the kernel forgets it at a change of user
             connection.sendall(write_reply(Ready(reward.asynchronous)))
             if reward.asynchronous:
                 asyncio.run(_serve_many(connection, reward, setup.timeout_s))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 
@@ -30,6 +31,8 @@ def misbehave(response: str, ground_truth: Any) -> Any:
             while True:
                 pass
         case "hang in C":
+            if ground_truth is not None:
+                open(ground_truth, "w").close()  # a pipe: its reader learns that we are here
             libc = ctypes.PyDLL(None)  # keeps the interpreter lock: no Python code of this process runs any more
             libc.pause()
         case "exit":
@@ -64,6 +67,8 @@ def misbehave(response: str, ground_truth: Any) -> Any:
             print(f"child {child.pid}", flush=True)
             while True:
                 pass
+        case "tell the pid":
+            return {"score": 1.0, "pid": os.getpid()}
         case "start a thread":
             threading.Thread(target=time.sleep, args=(60,)).start()
             return 1.0
@@ -104,6 +109,14 @@ async def asynchronous(response: str) -> float:
             raise MemoryError
     await asyncio.sleep(0)
     return float(response)
+
+
+def pair(response: str, extra_info: str) -> float:
+    """Ends only when two calls, in two processes, are under way."""
+    (Path(extra_info) / response).touch()
+    while len(os.listdir(extra_info)) < 2:
+        time.sleep(0.001)
+    return 1.0
 
 
 _IN_FLIGHT = 0
