@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> None:
         if isinstance(reward, Failed):
             connection.sendall(write_reply(reward))
         else:
-            drop_root([*sys.path, *_files(setup.function)])
+            drop_root([*sys.path, *_files(setup.function), *_named_files(setup.options)])
             die_with_parent(parent)  # again: the kernel forgets it at a change of user
             connection.sendall(write_reply(Ready(reward.asynchronous)))
             if reward.asynchronous:
@@ -86,6 +86,11 @@ def _files(function: str | tuple[str, ...] | Mapping[str, str] | bytes) -> list[
             texts = function
     files = [Path(text.rpartition(":")[0]).expanduser().resolve() for text in texts if ":" in text]
     return [str(path) for file in files for path in (file.parent, file)]
+
+
+def _named_files(options: Mapping[str, Any]) -> list[str]:
+    """Options that may be names of files, such as one with a key."""
+    return [option for option in options.values() if isinstance(option, str)]
 
 
 def _serve(connection: socket.socket, reward: RewardFunction) -> None:
