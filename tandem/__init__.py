@@ -71,7 +71,41 @@ _HOMES = {
     "warm_start": "tandem.sft",
 }
 
-__all__ = [*_HOMES]  # noqa: PLE0604 - the table is the list
+__all__ = [
+    "ClippedSurrogate",
+    "Config",
+    "ConfigError",
+    "Evaluation",
+    "FunctionLoss",
+    "Prompt",
+    "Prompts",
+    "Response",
+    "Rewards",
+    "Rollouts",
+    "TandemError",
+    "UpdateResult",
+    "Workers",
+    "clipped_surrogate",
+    "collect",
+    "config_from_dict",
+    "estimate_advantages",
+    "evaluate",
+    "grpo_advantages",
+    "grpo_loss",
+    "load_config",
+    "load_prompts",
+    "masked_mean",
+    "prepare",
+    "response_logprobs",
+    "score",
+    "start",
+    "start_rewards",
+    "start_workers",
+    "token_kl",
+    "token_weights",
+    "train",
+    "warm_start",
+]
 
 
 def __getattr__(name: str) -> object:

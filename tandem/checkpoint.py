@@ -73,7 +73,8 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         state = json.loads((checkpoint / "state.json").read_text())
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"cannot read {checkpoint / 'state.json'}: {error}", remedy="delete this checkpoint folder to use an older one"
+            f"cannot read {checkpoint / 'state.json'}: {error}",
+            remedy="delete this checkpoint folder to use an older one",
         ) from error
     if state.get("format") != FORMAT:
         raise CheckpointError(f"{checkpoint} has format {state.get('format')!r}, this version reads {FORMAT}")
@@ -89,9 +90,7 @@ def read_moments(checkpoint: Path, into: Mapping[str, Tensor]) -> None:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-            dcp.load(
-                dict(into), storage_reader=HuggingFaceStorageReader(str(checkpoint / "optimizer")), no_dist=True
-            )
+            dcp.load(dict(into), storage_reader=HuggingFaceStorageReader(str(checkpoint / "optimizer")), no_dist=True)
     except (CheckpointException, RuntimeError, ValueError, KeyError, OSError) as error:
         raise CheckpointError(
             f"{checkpoint} cannot be loaded: {error}",
@@ -152,8 +151,8 @@ class CheckpointWriter:
             error, self._error = self._error, None
             raise CheckpointError(
                 f"a checkpoint could not be written to {self.folder}: {error}",
-                remedy="free disk space or set run.folder to another disk; earlier checkpoints are intact, and the same "
-                "command goes on from them",
+                remedy="free disk space or set run.folder to another disk; earlier checkpoints are intact, "
+                "and the same command goes on from them",
             ) from error
 
     def _write_guarded(self, snapshot: Snapshot, save_model: SaveModel) -> None:

@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tandem.errors import TandemError
+
+if TYPE_CHECKING:
+    from tandem.config.schema import Config
 
 app = typer.Typer(
     name="tandem",
@@ -86,7 +89,7 @@ def export(
     typer.echo(f"{folder}: load it with AutoModelForCausalLM.from_pretrained({str(folder)!r})")
 
 
-def _load(config_file: Path, overrides: list[str] | None):  # noqa: ANN202 - Config, imported late
+def _load(config_file: Path, overrides: list[str] | None) -> Config:
     from tandem.config.load import load_config
 
     return load_config(config_file, overrides or [])

@@ -36,9 +36,7 @@ def collect(
     return rollouts, as_rewards(scores)
 
 
-def score(
-    reward: Callable[..., object], rollouts: Rollouts, *, workers: int = 2, timeout_s: float = 10.0
-) -> Rewards:
+def score(reward: Callable[..., object], rollouts: Rollouts, *, workers: int = 2, timeout_s: float = 10.0) -> Rewards:
     """Score rollouts with any function, in worker processes that can be killed.
 
     Args:
@@ -52,9 +50,7 @@ def score(
         RewardError: The function's signature is none of these.
     """
     with start_rewards(RewardConfig(workers=workers, timeout_s=timeout_s), reward) as pool:
-        tickets = [
-            pool.submit(_sample(rollouts.prompt_of(row), rollouts.texts[row])) for row in range(len(rollouts))
-        ]
+        tickets = [pool.submit(_sample(rollouts.prompt_of(row), rollouts.texts[row])) for row in range(len(rollouts))]
         return as_rewards(pool.gather(tickets))
 
 

@@ -77,7 +77,7 @@ class ConfigError(TandemError, ValueError):
         super().__init__(f"{len(self.problems)} {noun} in the config:\n{lines}")
 
 
-class SeveralErrors(TandemError):
+class SeveralErrors(TandemError):  # noqa: N818 - it is several
     """Several things that are wrong and do not depend on each other, at once."""
 
     def __init__(self, errors: Sequence[TandemError]) -> None:

@@ -40,12 +40,11 @@ class HeldOut:
         return HeldOut({name: load_prompts(path, tokenizer, data, seed=seed) for name, path in paths.items()})
 
 
-def evaluate(
-    workers: Workers, reward_fn: RewardPool, held_out: HeldOut, config: Config, *, step: int
-) -> Evaluation:
+def evaluate(workers: Workers, reward_fn: RewardPool, held_out: HeldOut, config: Config, *, step: int) -> Evaluation:
     """Sample `evaluation.n` responses to each held-out prompt, score them, estimate pass@k.
 
-    A response passes if its reward is at least 1. With several sets there are `name/pass@k` and, over all prompts, `pass@k`; with several data sources in a set likewise.
+    A response passes if its reward is at least 1. With several sets there are `name/pass@k` and, over all prompts,
+    `pass@k`; with several data sources in a set likewise.
 
     Returns:
         pass@k for k = 1, 2, 4, ... and n, each with `_stderr`; `reward`, the mean reward. A response without a reward

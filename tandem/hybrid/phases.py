@@ -1,19 +1,24 @@
 """Which side has the device: a state machine of three states.
 
-    idle -> rollout -> idle        the engine is awake: weights and KV cache, no gradients
-    idle -> train   -> idle        the trainer works: weights, gradients, optimizer state, no KV cache
+idle -> rollout -> idle        the engine is awake: weights and KV cache, no gradients
+idle -> train   -> idle        the trainer works: weights, gradients, optimizer state, no KV cache
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
 from tandem.errors import PhaseError
 
 Phase = Literal["idle", "rollout", "train"]
 Timing = Callable[[str], AbstractContextManager[None]]  # name of a piece of work -> a context around it
+
+
+def untimed(name: str) -> AbstractContextManager[None]:
+    """A `Timing` that takes no time of anything."""
+    return nullcontext()
 
 
 class PhaseMachine:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from tandem.config.model import ModelConfig
 from tandem.config.resolve import resolve_config
 from tandem.config.schema import Config
 from tandem.errors import ModelError
-from tandem.hybrid.phases import Timing
+from tandem.hybrid.phases import Timing, untimed
 from tandem.hybrid.train_phase import TrainSettings
 from tandem.hybrid.worker import DTYPES, Worker, WorkerOptions
 from tandem.hybrid.workers import Workers
@@ -46,9 +45,7 @@ def resolve_here(config: Config, *, name: str = "run") -> Config:
     Raises:
         ConfigError: The settings do not fit this machine.
     """
-    return resolve_config(
-        config, num_cpus=len(os.sched_getaffinity(0)), has_cuda=torch.cuda.is_available(), name=name
-    )
+    return resolve_config(config, num_cpus=len(os.sched_getaffinity(0)), has_cuda=torch.cuda.is_available(), name=name)
 
 
 def start(
@@ -84,7 +81,7 @@ def start_workers(
     *,
     total_steps: int | None = None,
     loss: Loss | LossFunction | None = None,
-    timing: Timing = nullcontext,
+    timing: Timing = untimed,
 ) -> Workers:
     """Start the workers of a run. Its newest checkpoint, if there is one, gives the weights.
 
@@ -116,7 +113,7 @@ def _start(
     run_folder: Path | None,
     total_steps: int | None,
     loss: Loss | LossFunction | None = None,
-    timing: Timing = nullcontext,
+    timing: Timing = untimed,
 ) -> Workers:
     auto = _decide(config)
     checkpoint = find_checkpoint(run_folder) if run_folder is not None else None
@@ -128,9 +125,7 @@ def _start(
     if run_folder is not None:
         check_lengths(config, facts)
     reference, keep_in = _reference(config, run_folder)
-    group = LocalGroup(
-        lambda: Worker(_worker_options(config, source, facts, auto), tokenizer), auto.settings
-    )
+    group = LocalGroup(lambda: Worker(_worker_options(config, source, facts, auto), tokenizer), auto.settings)
     writer = None
     if run_folder is not None:
         options = config.checkpoint
@@ -182,9 +177,7 @@ def _worker_options(config: Config, source: ModelConfig, facts: ModelFacts, auto
     )
 
 
-def _train_settings(
-    config: Config, total_steps: int | None, loss: Loss | LossFunction | None
-) -> TrainSettings:
+def _train_settings(config: Config, total_steps: int | None, loss: Loss | LossFunction | None) -> TrainSettings:
     algorithm, trainer = config.algorithm, config.trainer
     assert algorithm.old_logprobs != "auto", "the config is not resolved"
     configured = ClippedSurrogate(
@@ -223,4 +216,3 @@ def _reference(config: Config, run_folder: Path | None) -> tuple[ModelConfig, Pa
         return model, None
     folder = run_folder / "reference"
     return model.model_copy(update={"path": str(folder), "new": None}), folder
-

@@ -110,9 +110,7 @@ class TrainPhase(PhaseHandle):
         per_token = advantages[:, None] if advantages.ndim == 1 else advantages
         if len(per_token) != len(rollouts):
             raise ValueError(f"{len(per_token)} advantages for {len(rollouts)} responses")
-        mask = loss_mask(
-            rollouts.response_mask, rollouts.truncated, mask_truncated=self._settings.mask_truncated
-        )
+        mask = loss_mask(rollouts.response_mask, rollouts.truncated, mask_truncated=self._settings.mask_truncated)
         if self._settings.drop_idle_groups:
             mask = mask & ~idle_groups(advantages, rollouts.group_ids)[:, None]
         self.num_updates += 1

@@ -114,9 +114,7 @@ class Worker:
         return load_model(model, device=self.options.device, dtype=torch.float32)
 
     def _as_policy(self, model: PreTrainedModel) -> Policy:
-        return Policy(
-            model, body_dtype=self.options.dtype, chunk_tokens=self.options.trainer.logits_chunk_tokens
-        )
+        return Policy(model, body_dtype=self.options.dtype, chunk_tokens=self.options.trainer.logits_chunk_tokens)
 
     # Rollout side
 
@@ -201,9 +199,7 @@ class Worker:
 
     def save(self, folder: Path, dtype: torch.dtype | None, weights: Mapping[str, Tensor] | None = None) -> None:
         """Write a Hugging Face folder of the float32 masters, or of copies of them, cast to `dtype`."""
-        save_model(
-            self.model, folder, tokenizer=self.tokenizer, weights=weights or self.weights.named(), dtype=dtype
-        )
+        save_model(self.model, folder, tokenizer=self.tokenizer, weights=weights or self.weights.named(), dtype=dtype)
 
 
 def _unless_auto(value: int | bool | str) -> Any:

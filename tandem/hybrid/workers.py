@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from tandem.checkpoint import CheckpointWriter, Snapshot, read_state
 from tandem.config.model import ModelConfig
 from tandem.config.rollout import RolloutConfig
 from tandem.errors import CheckpointError
-from tandem.hybrid.phases import PhaseMachine
+from tandem.hybrid.phases import PhaseMachine, untimed
 from tandem.hybrid.rollout_phase import RolloutPhase
 from tandem.hybrid.train_phase import Timing, TrainPhase, TrainSettings
 from tandem.hybrid.worker import Worker
@@ -46,7 +46,7 @@ class Workers:
         keep_reference_in: Path | None = None,
         writer: CheckpointWriter | None = None,
         checkpoint: Path | None = None,
-        timing: Timing = nullcontext,
+        timing: Timing = untimed,
     ) -> None:
         """See `start_workers`.
 
@@ -230,4 +230,3 @@ class Workers:
 
 def _model_of(worker: Worker) -> PreTrainedModel:
     return worker.model
-

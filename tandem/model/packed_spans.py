@@ -57,7 +57,7 @@ class _ForkBlock:
     masks: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)  # (window, chunk) -> mask, for all layers
 
     def run(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        groups, fan, size = self.response.shape
+        _, fan, size = self.response.shape
         flat = self.response.flatten(0, 1)
         query = _take(q, flat)
         key, value = (self._with_prompt(x, flat, fan) for x in (k, v))
@@ -79,8 +79,10 @@ class _ForkBlock:
     def _mask(self, window: int | None, start: int, stop: int) -> Tensor:
         if (window, start) not in self.masks:
             device = self.prompt.device
-            lengths = self.prompt_lengths if bool((self.prompt_lengths != self.prompt_lengths[0]).any()) else (
-                self.prompt_lengths[:1]
+            lengths = (
+                self.prompt_lengths
+                if bool((self.prompt_lengths != self.prompt_lengths[0]).any())
+                else (self.prompt_lengths[:1])
             )
             rows = torch.arange(start, stop, device=device)[None, :, None]
             columns = torch.arange(self.prompt.shape[1], device=device)[None, None, :]

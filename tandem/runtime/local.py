@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 import torch
+from torch.utils import deterministic as memory  # its switches are defined at run time
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,7 +28,7 @@ class ComputeSettings:
         """Set them, and put back what the user's own program had."""
         threads = torch.get_num_threads()
         deterministic = torch.are_deterministic_algorithms_enabled()
-        fill = torch.utils.deterministic.fill_uninitialized_memory
+        fill: bool = memory.fill_uninitialized_memory  # pyrefly: ignore[missing-attribute]
         if threads != self.threads:
             torch.set_num_threads(self.threads)
         if self.deterministic:
@@ -35,14 +36,14 @@ class ComputeSettings:
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
             # Filling fresh memory with NaN finds bugs, and costs a pass over every new tensor.
-            torch.utils.deterministic.fill_uninitialized_memory = False
+            memory.fill_uninitialized_memory = False  # pyrefly: ignore[missing-attribute]
         try:
             yield
         finally:
             if threads != self.threads:
                 torch.set_num_threads(threads)
             torch.use_deterministic_algorithms(deterministic)
-            torch.utils.deterministic.fill_uninitialized_memory = fill
+            memory.fill_uninitialized_memory = fill  # pyrefly: ignore[missing-attribute]
 
 
 class LocalGroup(Generic[W]):

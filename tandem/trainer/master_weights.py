@@ -7,7 +7,7 @@ float32, and after each optimizer step the masters are rounded into the copies.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ class MasterWeights:
             parameter.data = parameter.detach().to(dtype)
             parameter.register_post_accumulate_grad_hook(self._collector(name))
 
-    def _collector(self, name: str):  # noqa: ANN202 - a hook, typed by torch
+    def _collector(self, name: str) -> Callable[[Tensor], None]:
         def collect(parameter: Tensor) -> None:
             master = self._masters[name]
             assert parameter.grad is not None

@@ -75,7 +75,7 @@ def micro_batches(
             cost = own + (prompt if not share or not piece else 0)
             if piece and size + cost > max_tokens:
                 used = _place(parts, used, piece, size, max_tokens)
-                piece, size, cost = [], 0, own + prompt
+                piece, size, cost = list[int](), 0, own + prompt
             piece.append(row)
             size += cost
         used = _place(parts, used, piece, size, max_tokens)
@@ -118,9 +118,7 @@ class _Layout:
         self.targets: list[int] = []
         self.out_rows: list[int] = []
         self.out_columns: list[int] = []
-        self.responses = [
-            rollouts.response_tokens[row, : int(rollouts.response_lengths[row])].tolist() for row in rows
-        ]
+        self.responses = [rollouts.response_tokens[row, : int(rollouts.response_lengths[row])].tolist() for row in rows]
 
     def add_shared(self, places: Sequence[int]) -> None:
         """The prompt once, then each response without its last token."""

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from typing_extensions import override
 
 from tandem.algorithm.categorical import selected_logprobs_and_entropy
 from tandem.model.head import head_logits
@@ -28,6 +29,7 @@ class Policy(nn.Module):
         self.body_dtype = body_dtype
         self.chunk_tokens = chunk_tokens
 
+    @override
     def forward(
         self, row: PackedRow, *, temperature: float, entropy_gradient: bool
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
@@ -43,7 +45,9 @@ class Policy(nn.Module):
             checkpoint(
                 self._head, piece, targets, temperature, entropy_gradient, use_reentrant=False, preserve_rng_state=False
             )
-            for piece, targets in zip(hidden.split(self.chunk_tokens), row.targets.split(self.chunk_tokens), strict=True)
+            for piece, targets in zip(
+                hidden.split(self.chunk_tokens), row.targets.split(self.chunk_tokens), strict=True
+            )
         ]
         return torch.cat([logprobs for logprobs, _ in pieces]), torch.cat([entropy for _, entropy in pieces])
 
@@ -61,10 +65,8 @@ class Policy(nn.Module):
         return self.model.device
 
     def costs(self) -> Costs:
-        """Forward operations of the body, for choosing a packing: 2 per weight and token, 4 per pair and head channel."""
+        """Forward operations of the body, to choose a packing by: 2 per weight and token, 4 per pair and channel."""
         config = self.model.config
-        embedding = self.model.get_input_embeddings().weight.numel()
+        embedding = sum(parameter.numel() for parameter in self.model.get_input_embeddings().parameters())
         body = sum(parameter.numel() for parameter in self.model.base_model.parameters()) - embedding
-        return Costs(
-            per_token=2.0 * max(body, 1), per_pair=4.0 * config.num_hidden_layers * float(config.hidden_size)
-        )
+        return Costs(per_token=2.0 * max(body, 1), per_pair=4.0 * config.num_hidden_layers * float(config.hidden_size))

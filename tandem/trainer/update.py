@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -39,16 +39,6 @@ class UpdateBatch:
     loss_mask: Bool[Tensor, "B L"]
     old_logprobs: Float[Tensor, "B L"] | None  # None: the update's own, detached, so that every ratio is exactly 1
     ref_logprobs: Float[Tensor, "B L"] | None
-
-    def rows(self, rows: Sequence[int]) -> dict[str, Tensor | None]:
-        """The matrices of some rows."""
-        index = list(rows)
-        return {
-            "advantages": self.advantages[index],
-            "response_mask": self.loss_mask[index],
-            "old_logprobs": None if self.old_logprobs is None else self.old_logprobs[index],
-            "ref_logprobs": None if self.ref_logprobs is None else self.ref_logprobs[index],
-        }
 
 
 def update_policy(
@@ -97,7 +87,7 @@ def update_policy(
 
 
 def _active_rows(batch: UpdateBatch, rows: Sequence[int], loss: Loss) -> list[int]:
-    """Rows that have a gradient. An idle one, advantage 0 and no KL or entropy term, still counts in the denominators."""
+    """Rows that have a gradient. An idle one (advantage 0, no KL or entropy term) still counts in the denominators."""
     keep_all = loss.needs_reference or loss.needs_entropy
     has_token = batch.loss_mask.any(dim=1)
     has_signal = batch.advantages.ne(0).any(dim=1)
@@ -126,16 +116,18 @@ def _backward(
         row = pack(batch.rollouts, part, packing=packing.packing, costs=costs, device=policy.device)
         logprobs, entropy = (
             row.to_matrix(values)
-            for values in policy(
-                row, temperature=batch.rollouts.temperature, entropy_gradient=loss.needs_entropy
-            )
+            for values in policy(row, temperature=batch.rollouts.temperature, entropy_gradient=loss.needs_entropy)
         )
-        inputs = {
-            name: None if matrix is None else matrix.to(policy.device) for name, matrix in batch.rows(part).items()
-        }
-        if inputs["old_logprobs"] is None:
-            inputs["old_logprobs"] = logprobs.detach()
-        output = loss(logprobs=logprobs, entropy=entropy, weights=weights[part].to(policy.device), **inputs)
+        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs[part].to(policy.device)
+        output = loss(
+            logprobs=logprobs,
+            old_logprobs=old,
+            ref_logprobs=None if batch.ref_logprobs is None else batch.ref_logprobs[part].to(policy.device),
+            advantages=batch.advantages[part].to(policy.device),
+            response_mask=batch.loss_mask[part].to(policy.device),
+            weights=weights[part].to(policy.device),
+            entropy=entropy,
+        )
         output.loss.backward()
         total += output.loss.detach().double().cpu()
         tally.add_micro_batch(part, output.num_tokens, output.metrics, output.ratio, logprobs.detach())
@@ -161,7 +153,7 @@ class _Tally:
         self.engine_gap_tokens = 0
 
     def add_micro_batch(
-        self, rows: Sequence[int], num_tokens: Tensor, sums: dict[str, Tensor], ratio: Tensor, logprobs: Tensor
+        self, rows: Sequence[int], num_tokens: Tensor, sums: Mapping[str, Tensor], ratio: Tensor, logprobs: Tensor
     ) -> None:
         index = list(rows)
         self.num_tokens += int(num_tokens)

@@ -1,0 +1,1 @@
+"""Models: transformers, unmodified, with one attention function for both phases."""
