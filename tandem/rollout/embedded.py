@@ -21,13 +21,15 @@ from tandem.errors import DataError, ModelError, PhaseError
 from tandem.rollout.engine import SamplingOptions
 from tandem.rollout.generation import Generation
 from tandem.rollout.kv_cache import KVCache
+from tandem.rollout.packed_linear import PackedLinears
 
 
 class EmbeddedEngine:
     """Generates with a transformers model whose attention is Tandem's (`tandem.model.attention.register`).
 
-    The weights are the trainer's own tensors. Nothing that is derived from them is kept from one call to the next, so
-    they may change in place in between; the KV cache keeps its memory, not its content, until `sleep`.
+    The weights are the trainer's own tensors, which may change in place. What is derived from them (on CPUs, large
+    linear layers in a layout that suits decoding) is made at the first response after `wake` and freed by `sleep`: call
+    `wake` after a change. The KV cache keeps its memory from call to call, never its content.
     """
 
     def __init__(
@@ -56,15 +58,18 @@ class EmbeddedEngine:
         self.policy_version = 0
         self._awake = True
         self._cache: KVCache | None = None
+        self._packed: PackedLinears | None = None
 
     def wake(self, policy_version: int) -> None:
         """Get ready to answer with the weights as they are now, which are those of `policy_version`."""
         self.policy_version = policy_version
+        self._packed = None
         self._awake = True
 
     def sleep(self) -> None:
-        """Free the KV cache. No response can be asked for until `wake`."""
+        """Free the KV cache and what is derived from the weights. No response can be asked for until `wake`."""
         self._cache = None
+        self._packed = None
         self._awake = False
 
     def generate(self, prompts: Sequence[Prompt], options: SamplingOptions) -> Rollouts:
@@ -95,10 +100,13 @@ class EmbeddedEngine:
     def _stream(self, prompts: Sequence[Prompt], options: SamplingOptions) -> Iterator[Response]:
         if not prompts:
             return
+        if self._packed is None:
+            self._packed = PackedLinears(self.model)
         # The cache is lent out for as long as the responses are drawn: a second stream meanwhile gets its own.
         cache, self._cache = self._cache, None
         generation = Generation(
             self.model,
+            self._packed,
             self._decode,
             prompts,
             options,

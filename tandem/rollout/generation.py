@@ -18,6 +18,7 @@ from tandem.model.attention import Spans
 from tandem.model.head import head_logits
 from tandem.rollout.engine import SamplingOptions
 from tandem.rollout.kv_cache import VIEW, CacheSpans, KVCache, PromptSpans
+from tandem.rollout.packed_linear import PackedLinears
 from tandem.rollout.sampler import draw
 from tandem.rollout.scheduler import ROWS, Request, Scheduler, num_slots, prefill_chunks, round_up
 from tandem.rollout.slots import Slots
@@ -46,6 +47,7 @@ class Generation:
     def __init__(
         self,
         model: PreTrainedModel,
+        packed: PackedLinears,
         decode: Decode,
         prompts: Sequence[Prompt],
         options: SamplingOptions,
@@ -57,13 +59,14 @@ class Generation:
     ) -> None:
         """Prefill the first prompts and set up the slots. `prompts` are not empty; `cache` is one to use again."""
         self._model = model
+        self._packed = packed
         self._decode_texts = decode
         self._prompts = prompts
         self._options = options
         self._eos_ids = frozenset(eos_ids)
         self._stop = StopStrings(options.stop, decode)
         embedding = model.get_input_embeddings().weight
-        self._device = embedding.device
+        self._device = torch.device(model.device)
         # In bf16 runs a tied embedding stays float32 with its head, while the body is bf16.
         self._dtype = next(weight.dtype for weight in model.base_model.parameters() if weight is not embedding)
 
@@ -109,18 +112,17 @@ class Generation:
         if padding:
             sequences.append(padding)
         lengths = [len(tokens) for tokens in sequences]
-        ids = torch.tensor([token for tokens in sequences for token in tokens], device=self._device)
+        ids = self._integers([token for tokens in sequences for token in tokens])
         positions = torch.cat([torch.arange(length, device=self._device) for length in lengths])
         spans = PromptSpans(lengths)
-        hidden = self._hidden(ids[None], positions[None], spans)[0]
-
-        begins, begin = {}, 0
+        begins: dict[int, int] = {}
+        begin = 0
         for group in order:
             begins[group] = begin
             begin += len(self._prompts[group].tokens)
         last = [begins[group] + len(self._prompts[group].tokens) - 1 for group in groups]
         last += [0] * (round_up(len(last), ROWS) - len(last))
-        logits = head_logits(self._model, hidden[torch.tensor(last, device=self._device)])
+        logits = self._logits(ids[None], positions[None], spans, self._integers(last))
         return _Chunk(groups, spans, begins, logits[: len(groups)])
 
     def _fill(self) -> bool:
@@ -164,8 +166,8 @@ class Generation:
         """One more token for each response."""
         slots = self._slots
         spans = CacheSpans(self.cache, slots.position, longest=int(slots.position.max()))
-        hidden = self._hidden(slots.token[:, None], slots.position[:, None], spans)[:, 0]
-        tokens, logprobs = draw(head_logits(self._model, hidden), slots.noise(), self._options)
+        logits = self._logits(slots.token[:, None], slots.position[:, None], spans)
+        tokens, logprobs = draw(logits, slots.noise(), self._options)
         slots.append(tokens, logprobs)
 
     def _shrink(self) -> None:
@@ -211,12 +213,19 @@ class Generation:
             return []
         return [slot for slot, found in zip(seen, self._stop.found(self._slots.read(seen)), strict=True) if found]
 
-    def _hidden(
-        self, ids: Int64[Tensor, "b T"], positions: Int64[Tensor, "b T"], spans: Spans
-    ) -> Float[Tensor, "b T D"]:
-        embeds = self._model.get_input_embeddings()(ids).to(self._dtype)
-        output = self._model.base_model(inputs_embeds=embeds, position_ids=positions, use_cache=False, spans=spans)
-        return output.last_hidden_state
+    def _logits(
+        self,
+        ids: Int64[Tensor, "b T"],
+        positions: Int64[Tensor, "b T"],
+        spans: Spans,
+        rows: Int64[Tensor, " N"] | None = None,
+    ) -> Float[Tensor, "N V"]:
+        """The model on these tokens: logits after each, or after those at `rows` of all b * T."""
+        with self._packed.used():
+            embeds = self._model.get_input_embeddings()(ids).to(self._dtype)
+            output = self._model.base_model(inputs_embeds=embeds, position_ids=positions, use_cache=False, spans=spans)
+            hidden = output.last_hidden_state.flatten(0, 1)
+            return head_logits(self._model, hidden if rows is None else hidden[rows])
 
     def _integers(self, values: Sequence[int]) -> Int64[Tensor, " m"]:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

@@ -29,19 +29,19 @@ def draw(
     Returns:
         Tokens, never one of probability 0, and float32 log-probs; NaN for a row whose logits are not finite.
     """
-    if options.temperature == 0.0:
-        tokens = logits.argmax(dim=-1)
-    elif options.temperature != 1.0:
+    greedy = logits.argmax(dim=-1) if options.temperature == 0.0 else None
+    if greedy is None and options.temperature != 1.0:
         logits.div_(options.temperature)
     weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()  # in place: fresh pages cost as much as the sums
     block_sums = _block_sums(weights)
     total = block_sums.sum(dim=-1)
-    if options.temperature != 0.0:
-        if options.top_k is not None or options.top_p < 1.0:
-            allowed = restrict(weights, options.top_k, options.top_p)
-            tokens = _invert(allowed, _block_sums(allowed), uniform)
-        else:
-            tokens = _invert(weights, block_sums, uniform)
+    if greedy is not None:
+        tokens = greedy
+    elif options.top_k is None and options.top_p == 1.0:
+        tokens = _invert(weights, block_sums, uniform)
+    else:
+        allowed = restrict(weights, options.top_k, options.top_p)
+        tokens = _invert(allowed, _block_sums(allowed), uniform)
     chosen = weights.gather(1, tokens[:, None])[:, 0].double()
     return tokens, (chosen.log() - total.log()).float()
 

@@ -10,6 +10,7 @@ from tandem.batch import Prompt, Rollouts
 from tandem.model.attention import register
 from tandem.rollout.embedded import EmbeddedEngine
 from tandem.rollout.engine import SamplingOptions
+from tandem.rollout.packed_linear import PackedLinears
 from tests.tiny import ARCHITECTURES, tiny_model, tiny_tokenizer
 
 register()
@@ -72,9 +73,13 @@ def test_greedy_tokens_equal_generate(architecture: str) -> None:
     )
 
 
+@pytest.mark.parametrize("hidden_size", [64, 256])  # of 256, linear layers are packed
 @pytest.mark.parametrize("tie", [True, False])
-def test_fault_25_after_a_large_update_the_logprobs_are_those_of_the_new_weights(tie: bool) -> None:
-    model, reference = tiny_model(attention="tandem", tie=tie), tiny_model(tie=tie)
+def test_fault_25_after_a_large_update_the_logprobs_are_those_of_the_new_weights(tie: bool, hidden_size: int) -> None:
+    size = {"hidden_size": hidden_size, "intermediate_size": 2 * hidden_size}
+    model = tiny_model(attention="tandem", tie=tie, vocab_size=264, scale=2.0, overrides=size)
+    reference = tiny_model(tie=tie, vocab_size=264, scale=2.0, overrides=size)
+    assert bool(len(PackedLinears(model))) == (hidden_size == 256)
     engine, options = engine_of(model), SamplingOptions(n=4, max_response_length=8)
     prompts = prompts_of(6, 11)
     before = engine.generate(prompts, options)
