@@ -38,7 +38,7 @@ class DataConfig(Section):
         "auto",
         description=(
             "Column of the ground truth; dots lead into nested columns. auto = the first that exists of "
-            "reward_model.ground_truth, reward_model/ground_truth, ground_truth, answer."
+            "reward_model.ground_truth, reward_model/ground_truth, ground_truth, answer; none = there is none."
         ),
     )
     source_key: Text = Field(
@@ -64,4 +64,4 @@ class DataConfig(Section):
         ),
     )
     shuffle: bool = Field(True, description="Draw the prompts in a new random order in each epoch.")
-    max_rows: Count | None = Field(None, description="Use only the first so many rows. null = all.")
+    max_rows: Count | None = Field(None, description="Use only the first so many rows of each source. null = all.")

@@ -13,6 +13,7 @@ from tandem.data.files import Row
 from tandem.data.length import cut_to
 from tandem.data.problems import Problems
 from tandem.data.template import ChatTemplate, PromptText
+from tandem.data.vocabulary import Vocabulary
 from tandem.errors import DataError
 
 
@@ -40,6 +41,7 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._config = config
         self._template = ChatTemplate(tokenizer, config)
+        self._vocabulary = Vocabulary(tokenizer)
 
     def encode(self, rows: Iterable[Row], problems: Problems) -> list[EncodedPrompt | None]:
         """Encode the prompts of `rows`, in order. None where `over_length=filter` leaves one out.
@@ -50,7 +52,9 @@ class PromptEncoder:
         for row in rows:
             try:
                 prompt = prompt_of(row, self._config.prompt_key)
-                written.append((row, self._template.write(prompt, row.place)))
+                text = self._template.write(prompt, row.place)
+                self._vocabulary.check(text.text, row.place)
+                written.append((row, text))
             except DataError as error:
                 problems.add(error)
         encoded: list[EncodedPrompt | None] = []

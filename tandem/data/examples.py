@@ -15,6 +15,7 @@ from tandem.data.encoder import EncodedPrompt, PromptEncoder, encode_batch
 from tandem.data.files import Row, read_rows
 from tandem.data.problems import Problems
 from tandem.data.table import CHUNK_ROWS, nothing_left
+from tandem.data.vocabulary import Vocabulary
 from tandem.errors import DataError, ModelError
 
 RESPONSE_KEYS = ("response", "answer", "completion")
@@ -48,6 +49,7 @@ def load_examples(
             remedy="set eos_token in its tokenizer_config.json",
         )
     encoder = PromptEncoder(tokenizer, config)
+    vocabulary = Vocabulary(tokenizer)
     problems = Problems()
     examples: list[Example] = []
     num_dropped = 0
@@ -56,7 +58,7 @@ def load_examples(
         encoded = encoder.encode(chunk, problems)
         prompts = [prompt for prompt in encoded if prompt is not None]
         num_dropped += len(encoded) - len(prompts)
-        examples += _with_responses(prompts, tokenizer, problems)
+        examples += _with_responses(prompts, tokenizer, vocabulary, problems)
     problems.raise_if_any()
     if not examples:
         raise nothing_left(str(path), num_dropped, config.max_prompt_length)
@@ -75,12 +77,17 @@ def check_examples(path: str | Path, config: DataConfig | None = None, *, seed: 
 
 
 def _with_responses(
-    prompts: Sequence[EncodedPrompt], tokenizer: PreTrainedTokenizerBase, problems: Problems
+    prompts: Sequence[EncodedPrompt],
+    tokenizer: PreTrainedTokenizerBase,
+    vocabulary: Vocabulary,
+    problems: Problems,
 ) -> list[Example]:
     answered: list[tuple[EncodedPrompt, str]] = []
     for prompt in prompts:
         try:
-            answered.append((prompt, _response_of(prompt.row)))
+            response = _response_of(prompt.row)
+            vocabulary.check(response, prompt.row.place)
+            answered.append((prompt, response))
         except DataError as error:
             problems.add(error)
     eos = tokenizer.eos_token_id

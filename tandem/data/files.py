@@ -1,4 +1,4 @@
-"""Rows from files: parquet, jsonl, folders of those, datasets of the Hugging Face hub, and generators."""
+"""Rows: from parquet and jsonl files, folders of those, datasets of the hub, generators, or given as such."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ _GENERATOR = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[^:/]+){0,2}")
 _FILE_SUFFIX = re.compile(r"\.[A-Za-z]+")
 _PARQUET_BATCH = 1024  # rows turned into Python objects at a time
+
+GivenRows = Iterable[Mapping[str, Any]] | Callable[..., Iterable[Mapping[str, Any]]]
+"""Rows that need no file: a list of mappings, a dataset, or a function that returns or yields mappings."""
+
+Source = str | GivenRows
+
 _SPLIT_WORDS = {"train": "train", "test": "test", "val": "validation", "dev": "validation", "eval": "validation"}
 
 
@@ -33,11 +39,11 @@ class Row:
     place: str  # "train.parquet, row 3", counted from 1; a line of a jsonl file counts empty ones, too
 
 
-def read_rows(path: str, *, seed: int = 0) -> Iterator[Row]:
+def read_rows(source: Source, *, seed: int = 0) -> Iterator[Row]:
     """Read the rows of one source, lazily and in their own order.
 
     Args:
-        path: One of
+        source: Rows themselves, a function that makes them (called like a generator, below), or a path, which is one of
             a file `x.parquet`, `x.jsonl` or `x.json` (one JSON object per line);
             a folder: all such files in it, in the order of their names;
             `name`, `name:split` or `name:subset:split`: a dataset of the Hugging Face hub, or a local folder laid
@@ -54,17 +60,28 @@ def read_rows(path: str, *, seed: int = 0) -> Iterator[Row]:
             Errors inside a user's generator come through as they are.
     """
     empty = True
-    for row in _open_source(path, seed):
+    for row in _open_path(source, seed) if isinstance(source, str) else _given_rows(source, seed):
         empty = False
         yield row
     if empty:
-        raise DataError(f"{path}: it has no rows", remedy="check that the file was written to the end")
+        remedy = "check that the file was written to the end" if isinstance(source, str) else None
+        raise DataError(f"{name_of(source)}: it has no rows", remedy=remedy)
 
 
-def _open_source(path: str, seed: int) -> Iterator[Row]:
+def name_of(source: Source) -> str:
+    """What error messages call a source."""
+    if isinstance(source, str):
+        return source
+    if inspect.isfunction(source):
+        return source.__name__
+    return type(source).__name__ if callable(source) else "given data"
+
+
+def _open_path(path: str, seed: int) -> Iterator[Row]:
     generator = _GENERATOR.fullmatch(path)
     if generator is not None:
-        return _generator_rows(Path(generator["file"]).expanduser(), generator["name"], seed)
+        file, name = Path(generator["file"]).expanduser(), generator["name"]
+        return _made_rows(_load_function(file, name), f"{file}:{name}", seed)
     location = Path(path).expanduser()
     try:
         if location.is_dir():
@@ -168,23 +185,28 @@ def _hub_rows(path: str) -> Iterator[Row]:
         yield _checked_row(values, f"{path}, row {number}")
 
 
-def _generator_rows(file: Path, name: str, seed: int) -> Iterator[Row]:
-    function = _load_function(file, name)
+def _given_rows(source: GivenRows, seed: int) -> Iterator[Row]:
+    if callable(source):
+        yield from _made_rows(source, name_of(source), seed)
+    else:
+        for number, values in enumerate(source, 1):
+            yield _checked_row(values, f"{name_of(source)}, row {number}")
+
+
+def _made_rows(function: Callable[..., object], label: str, seed: int) -> Iterator[Row]:
     parameters = inspect.signature(function).parameters
     open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     required = [name for name, p in parameters.items() if p.default is p.empty and p.kind not in open_ended]
     if set(required) - {"seed"}:
         raise DataError(
-            f"{file}:{name} asks for {', '.join(required)}",
+            f"{label} asks for {', '.join(required)}",
             remedy="a generator takes no arguments, or `seed` alone; give the others defaults",
         )
     rows = function(seed=seed) if "seed" in parameters else function()
     if not isinstance(rows, Iterable):
-        raise DataError(
-            f"{file}:{name} returned {type(rows).__name__}", remedy="yield mappings, or return a list of them"
-        )
+        raise DataError(f"{label} returned {type(rows).__name__}", remedy="yield mappings, or return a list of them")
     for number, values in enumerate(rows, 1):
-        yield _checked_row(values, f"{file}:{name}, row {number}")
+        yield _checked_row(values, f"{label}, row {number}")
 
 
 def _load_function(file: Path, name: str) -> Callable[..., object]:

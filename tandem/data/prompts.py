@@ -12,13 +12,13 @@ from transformers import PreTrainedTokenizerBase
 from tandem.batch import Prompt
 from tandem.config.data import DataConfig, DataSource
 from tandem.data.columns import DEFAULT_SOURCE_KEY, data_source_of, ground_truth_of, prompt_of
-from tandem.data.files import read_rows
+from tandem.data.files import GivenRows, Source, read_rows
 from tandem.data.length import OverLength
 from tandem.data.order import DrawOrder
 from tandem.data.table import PromptTable, load_each, load_table
 from tandem.errors import DataError
 
-Sources = str | Path | Sequence[DataSource]
+Sources = str | Path | GivenRows | Sequence[DataSource]
 
 
 class Prompts:
@@ -35,7 +35,8 @@ class Prompts:
     seed alone; `state_dict` and `load_state_dict` go on in it exactly.
 
     Args:
-        source: File, folder, hub dataset or generator (see `read_rows`), or several `DataSource`s with weights.
+        source: File, folder, hub dataset or generator (see `read_rows`); or the rows themselves, as a list of
+            mappings or a function that yields them; or several `DataSource`s with weights.
         tokenizer: The policy's.
         per_step: Prompts in a batch, at most as many as there are rows.
         seed: At least 0. Order of the rows; also handed to generators.
@@ -74,7 +75,6 @@ class Prompts:
             DataError: Sources, rows or template cannot be used; as many problems at once as possible.
         """
         config = DataConfig(
-            train=str(source) if isinstance(source, str | Path) else tuple(source),
             prompts_per_step=per_step,
             prompt_key=prompt_key,
             truth_key=truth_key,
@@ -87,10 +87,10 @@ class Prompts:
             shuffle=shuffle,
             max_rows=max_rows,
         )
-        sources = sources_of(config)
+        sources = _weighted(source)
         load = partial(load_table, tokenizer=tokenizer, config=config, seed=seed, max_rows=max_rows)
-        self._tables: list[PromptTable] = load_each([source.path for source in sources], load)
-        self._weights = [source.weight for source in sources]
+        self._tables: list[PromptTable] = load_each([part for part, _ in sources], load)
+        self._weights = [weight for _, weight in sources]
         self._per_step = per_step
         self._seed = seed
         self._shuffle = shuffle
@@ -213,7 +213,11 @@ class Prompts:
 
 
 def load_prompts(
-    path: str | Path, tokenizer: PreTrainedTokenizerBase, config: DataConfig | None = None, *, seed: int = 0
+    source: str | Path | GivenRows,
+    tokenizer: PreTrainedTokenizerBase,
+    config: DataConfig | None = None,
+    *,
+    seed: int = 0,
 ) -> tuple[Prompt, ...]:
     """All prompts of one held-out set, in their own order, `prompt_id` counted from 0.
 
@@ -223,7 +227,8 @@ def load_prompts(
     Raises:
         DataError: The source or some of its rows cannot be used.
     """
-    table = load_table(str(path), tokenizer, config or DataConfig(), seed=seed)
+    rows = str(source) if isinstance(source, Path) else source
+    table = load_table(rows, tokenizer, config or DataConfig(), seed=seed)
     return tuple(table.prompt(row, prompt_id=row) for row in range(len(table)))
 
 
@@ -254,3 +259,15 @@ def sources_of(config: DataConfig) -> tuple[DataSource, ...]:
     if isinstance(config.train, str):
         return (DataSource(path=config.train),)
     return config.train
+
+
+def _weighted(source: Sources) -> list[tuple[Source, float]]:
+    """Each source with its weight."""
+    if isinstance(source, str | Path):
+        return [(str(source), 1.0)]
+    if callable(source):
+        return [(source, 1.0)]
+    parts = list(source)
+    described = [(part.path, part.weight) for part in parts if isinstance(part, DataSource)]
+    rows = [part for part in parts if not isinstance(part, DataSource)]
+    return [*described, *([(rows, 1.0)] if rows or not described else [])]

@@ -15,10 +15,11 @@ from tandem.batch import Prompt
 from tandem.config.data import DataConfig
 from tandem.data.columns import data_source_of, ground_truth_of
 from tandem.data.encoder import EncodedPrompt, PromptEncoder
-from tandem.data.files import read_rows
+from tandem.data.files import Source, name_of, read_rows
 from tandem.data.problems import Problems
 from tandem.errors import DataError
 
+S = TypeVar("S")
 T = TypeVar("T")
 CHUNK_ROWS = 1024  # rows tokenised in one call
 
@@ -78,7 +79,12 @@ class PromptTable:
 
 
 def load_table(
-    path: str, tokenizer: PreTrainedTokenizerBase, config: DataConfig, *, seed: int = 0, max_rows: int | None = None
+    source: Source,
+    tokenizer: PreTrainedTokenizerBase,
+    config: DataConfig,
+    *,
+    seed: int = 0,
+    max_rows: int | None = None,
 ) -> PromptTable:
     """Read and tokenise the first `max_rows` rows of one source (`read_rows` says what a source can be).
 
@@ -88,7 +94,7 @@ def load_table(
     encoder = PromptEncoder(tokenizer, config)
     table = PromptTable()
     problems = Problems()
-    rows = islice(read_rows(path, seed=seed), max_rows)
+    rows = islice(read_rows(source, seed=seed), max_rows)
     while chunk := list(islice(rows, CHUNK_ROWS)):
         for encoded in encoder.encode(chunk, problems):
             if encoded is None:
@@ -100,25 +106,25 @@ def load_table(
                 problems.add(error)
     problems.raise_if_any()
     if not len(table):
-        raise nothing_left(path, table.num_dropped, config.max_prompt_length)
+        raise nothing_left(name_of(source), table.num_dropped, config.max_prompt_length)
     return table
 
 
-def nothing_left(path: str, num_dropped: int, limit: int) -> DataError:
+def nothing_left(source: str, num_dropped: int, limit: int) -> DataError:
     """The error for a source whose every prompt is over the limit."""
     return DataError(
-        f"{path}: all {num_dropped} prompts have more tokens than data.max_prompt_length={limit}",
+        f"{source}: all {num_dropped} prompts have more tokens than data.max_prompt_length={limit}",
         remedy="raise data.max_prompt_length, or set data.over_length=left, right or middle",
     )
 
 
-def load_each(paths: Iterable[str], load: Callable[[str], T]) -> list[T]:
+def load_each(sources: Iterable[S], load: Callable[[S], T]) -> list[T]:
     """Apply `load` to each source, so that the errors of all come at once."""
     problems = Problems()
     loaded: list[T] = []
-    for path in paths:
+    for source in sources:
         try:
-            loaded.append(load(path))
+            loaded.append(load(source))
         except DataError as error:
             problems.add(error)
     problems.raise_if_any()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tandem.config.data import DataConfig
@@ -103,3 +104,33 @@ def test_faulty_rows_are_reported_together_up_to_a_handful() -> None:
     assert [f"line {line}: " in str(caught.value) for line in (1, 2, 3, 4)] == [False, True, True, True]
     with pytest.raises(DataError, match="there may be more"):
         encode(*range(100), tokenizer=tiny_tokenizer())
+
+
+def test_a_character_without_a_token_is_named_with_its_row() -> None:
+    with pytest.raises(DataError) as caught:
+        encode("1+1=", "2×2=é", tokenizer=tiny_tokenizer())
+    assert "train.jsonl, line 2: the tokenizer has no token for '×', 'é'" in str(caught.value)
+    assert "model.tokenizer.characters" in str(caught.value)
+
+
+def test_special_tokens_in_a_text_are_no_unknown_characters() -> None:
+    tokenizer = tiny_tokenizer(characters="12+=", bos=True, chat_template=None)
+    tokens = tokens_of(f"{BOS_TOKEN}1+2=", tokenizer)
+    assert tokens[0] == tokenizer.bos_token_id
+    assert len(tokens) == 5
+
+
+def test_an_unknown_token_stands_for_what_has_none() -> None:
+    backend = Tokenizer(models.WordLevel({"<unk>": 0, "one": 1}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    assert tokens_of("one two", PreTrainedTokenizerFast(tokenizer_object=backend)) == [1, 0]
+
+
+def test_a_tokenizer_of_words_names_the_words_that_it_lacks() -> None:
+    backend = Tokenizer(models.WordLevel({"one": 0, "two": 1}))
+    backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    assert tokens_of("One two", tokenizer) == [0, 1]
+    with pytest.raises(DataError, match="no token for 'three'"):
+        encode("one three", tokenizer=tokenizer)

@@ -92,3 +92,8 @@ def test_tokenizer_without_eos_is_refused(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "sft.jsonl", [{"prompt": "1+1=", "response": "2"}])
     with pytest.raises(ModelError, match="has no EOS token"):
         load_examples(path, tokenizer)
+
+
+def test_a_response_with_a_character_that_has_no_token_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="line 2: the tokenizer has no token for 'é'"):
+        load(tmp_path, {"prompt": "a", "response": "b"}, {"prompt": "a", "response": "é"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -257,3 +257,45 @@ def test_held_out_prompts_are_all_there_in_their_order(tmp_path: Path) -> None:
     assert [prompt.text for prompt in held_out] == [f"user: row{index}\nassistant: " for index in range(5)]
     assert [prompt.prompt_id for prompt in held_out] == [0, 1, 2, 3, 4]
     assert load_prompts(path, TOKENIZER)[1].ground_truth == "ROW1"
+
+
+def test_rows_may_be_given_as_such() -> None:
+    rows = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "4"}]
+    for source in (rows, iter(rows), lambda: rows):
+        (batch,) = Prompts(source, TOKENIZER, per_step=2, shuffle=False).take(1)
+        assert [(prompt.text, prompt.ground_truth) for prompt in batch] == [("1+1=", "2"), ("2+2=", "4")]
+    assert [prompt.text for prompt in load_prompts(rows, TOKENIZER)] == ["1+1=", "2+2="]
+
+
+def test_a_function_that_makes_rows_gets_the_seed_it_asks_for() -> None:
+    def numbers(seed: int) -> Iterator[dict[str, str]]:
+        yield {"prompt": str(seed)}
+
+    (batch,) = Prompts(numbers, TOKENIZER, per_step=1, seed=7, truth_key="none").take(1)
+    assert batch[0].text == "7"
+
+
+def test_given_rows_and_a_file_of_the_same_are_one_stream(tmp_path: Path) -> None:
+    rows = [{"prompt": f"row{index}", "answer": "x"} for index in range(6)]
+    given = Prompts(rows, TOKENIZER, per_step=4)
+    read = Prompts(write_jsonl(tmp_path / "rows.jsonl", rows), TOKENIZER, per_step=4)
+    read.load_state_dict(given.state_dict())
+    assert list(given.take(3)) == list(read.take(3))
+
+
+def test_given_rows_that_cannot_be_used_say_which() -> None:
+    def needs_level(level: int) -> list[dict[str, str]]:
+        return [{"prompt": str(level)}]
+
+    def nothing() -> list[dict[str, str]]:
+        return []
+
+    for source, message in (
+        ([], "given data: it has no rows"),
+        (["a.parquet"], "given data, row 1: a row is a mapping"),
+        ([{"prompt": "1"}, {"text": "2"}], "given data, row 2: "),
+        (needs_level, "needs_level asks for level"),
+        (nothing, "nothing: it has no rows"),
+    ):
+        with pytest.raises(DataError, match=message):
+            Prompts(source, TOKENIZER, per_step=1, truth_key="none")
