@@ -21,7 +21,7 @@ from tandem.rewards.process import WorkerProcess, worker_environment
 from tandem.rewards.sample import Score
 
 LOAD_TIMEOUT_S = 120.0  # to start Python and import the user's file; also to begin with a job that was sent
-ASYNC_GRACE_S = 1.0  # an event loop keeps its own time limits; it is killed when it is this late with one
+ASYNC_GRACE_S = 0.5  # an event loop keeps its own time limits; it is killed when it is this late with one
 MAX_TRIES = 3  # for a job whose worker died before the function was called
 
 
@@ -47,7 +47,7 @@ class Seat:
     capacity: int
     load_deadline: float
     loaded: bool = False
-    retired: bool = False
+    retired: bool = False  # not fit for another job
     jobs: dict[int, Job] = field(default_factory=dict)
 
 
@@ -142,7 +142,9 @@ class Dispatcher:
             self._replace(seat, "the worker's connection was written to by the reward function")
         if seat not in self._seats:
             return
-        if seat.process.hung_up:
+        if seat.retired:
+            self._replace(seat, None, innocent=True)
+        elif seat.process.hung_up:
             self._replace(seat, None)
         else:
             self._selector.modify(seat.process.connection, _events(seat.process), partial(self._attend, seat))
@@ -158,7 +160,7 @@ class Dispatcher:
                     self._board.open()
             case Started() if reply.number in seat.jobs:
                 seat.jobs[reply.number].started = time.monotonic()
-            case Finished() if reply.number in seat.jobs and not seat.retired:
+            case Finished() if reply.number in seat.jobs:
                 job = seat.jobs[reply.number]
                 if len(reply.scores) != len(job.tickets):
                     raise ProtocolError
@@ -167,8 +169,7 @@ class Dispatcher:
                 output = seat.process.output_since(job.mark)
                 scores = [Score(s.value, s.metrics, s.error, s.seconds, output) for s in reply.scores]
                 self._board.put(dict(zip(job.tickets, scores, strict=True)))
-                if reply.retire:
-                    self._replace(seat, None, innocent=True)
+                seat.retired = seat.retired or reply.retire
             case _:
                 pass  # for a job that it does not have: the user's code may write what it likes
 

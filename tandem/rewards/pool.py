@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import count
 from types import TracebackType
 from typing import Any
@@ -63,11 +64,10 @@ class RewardPool:
         # The kernel ties a worker's life to the thread that started it: the dispatcher's lives as long as the pool.
         self._thread = threading.Thread(target=self._dispatcher.run, name="tandem-rewards", daemon=True)
         self._thread.start()
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(self.close)
             self._board.wait_until_open()
-        except BaseException:
-            self.close()
-            raise
+            on_failure.pop_all()
 
     def __enter__(self) -> RewardPool:
         return self

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import traceback
 from pathlib import Path
 from types import TracebackType
 
 MAX_FRAMES = 8
 MAX_CHARACTERS = 4000
-_OWN_FOLDERS = (str(Path(__file__).parent), str(Path(asyncio.__file__).parent), "<frozen ")
+# Frames that are not the user's: ours, the event loop's, the import system's.
+_FOREIGN = (f"{Path(__file__).parent}{os.sep}", f"{Path(asyncio.__file__).parent}{os.sep}", "<frozen ")
 
 
 class Raised:
@@ -36,9 +38,7 @@ class Raised:
 
 def describe(error: BaseException) -> str:
     """The error with the frames of the user's own code, the innermost ones if there are many."""
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OWN_FOLDERS)
-    ]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_FOREIGN)]
     shown = "".join(traceback.format_list(frames[-MAX_FRAMES:]))
     what = "".join(traceback.format_exception_only(error)).strip()
     if len(what) > MAX_CHARACTERS:
