@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.config.schema import Config
+from tandem.data.examples import check_examples
 from tandem.data.prompts import Prompts, check_data
 from tandem.errors import SeveralErrors, TandemError
 from tandem.evaluate import HeldOut
@@ -36,6 +37,7 @@ def prepare(config: Config, reward: Callable[..., object] | None = None) -> Plan
         lambda: start_rewards(config.reward, reward).close(),  # it loads the function, as it will later
         lambda: check_lengths(config, check_model(config.model)),
         lambda: check_data(config.data, _held_out_files(config), seed=config.run.seed),
+        lambda: _check_examples(config),
     ]
     errors = [error for check in checks if (error := _error_of(check)) is not None]
     if errors:
@@ -53,6 +55,11 @@ def _error_of(check: Callable[[], None]) -> TandemError | None:
     except TandemError as error:
         return error
     return None
+
+
+def _check_examples(config: Config) -> None:
+    if config.sft.train is not None:
+        check_examples(config.sft.train, config.data, seed=config.run.seed)
 
 
 def _held_out_files(config: Config) -> list[str]:

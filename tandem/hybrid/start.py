@@ -124,7 +124,8 @@ def _start(
     facts = check_model(source)
     if run_folder is not None:
         check_lengths(config, facts)
-    reference, keep_in = _reference(config, run_folder)
+    train = _train_settings(config, total_steps, loss)
+    reference, keep_in = _reference(config, run_folder, needed=train.loss.needs_reference)
     group = LocalGroup(lambda: Worker(_worker_options(config, source, facts, auto), tokenizer), auto.settings)
     writer = None
     if run_folder is not None:
@@ -138,7 +139,7 @@ def _start(
         tokenizer=tokenizer,
         facts=facts,
         rollout=config.rollout,
-        train=_train_settings(config, total_steps, loss),
+        train=train,
         reference=reference,
         keep_reference_in=keep_in,
         writer=writer,
@@ -206,13 +207,13 @@ def _train_settings(config: Config, total_steps: int | None, loss: Loss | LossFu
     )
 
 
-def _reference(config: Config, run_folder: Path | None) -> tuple[ModelConfig, Path | None]:
+def _reference(config: Config, run_folder: Path | None, *, needed: bool) -> tuple[ModelConfig, Path | None]:
     """Where the reference comes from, and the folder to keep it in where only this run will have it."""
     model = config.model
     if config.algorithm.reference is not None:
         return model.model_copy(update={"path": config.algorithm.reference, "new": None}), None
     changed = model.new is not None or config.sft.steps > 0
-    if run_folder is None or not changed:
+    if run_folder is None or not changed or not needed:
         return model, None
     folder = run_folder / "reference"
     return model.model_copy(update={"path": str(folder), "new": None}), folder

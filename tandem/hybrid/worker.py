@@ -197,6 +197,13 @@ class Worker:
         read_moments(checkpoint, optimizer_tensors(self.weights.named(), self.optimizer.adamw))
         self.optimizer.skipped_in_row = int(state["skipped_in_row"])
 
+    def writer(self) -> Callable[[Mapping[str, Tensor], Path], None]:
+        """Writes copies of the weights, from another thread while this one trains.
+
+        A thread must call it directly: settings that a group applies around its calls are those of the whole process.
+        """
+        return lambda weights, folder: self.save(folder, torch.float32, weights)
+
     def save(self, folder: Path, dtype: torch.dtype | None, weights: Mapping[str, Tensor] | None = None) -> None:
         """Write a Hugging Face folder of the float32 masters, or of copies of them, cast to `dtype`."""
         save_model(self.model, folder, tokenizer=self.tokenizer, weights=weights or self.weights.named(), dtype=dtype)

@@ -28,7 +28,7 @@ class Stateful(Protocol):
 
     def state_dict(self) -> dict[str, Any]: ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def load_state_dict(self, state: Mapping[str, Any], *, allow_changes: bool) -> None: ...
 
 
 class Workers:
@@ -146,14 +146,24 @@ class Workers:
         """Keep the policy as it is now as the reference for the KL term, in the run's folder.
 
         Needed where no other place has it: after a warm start, or for a model with new weights.
+
+        Raises:
+            CheckpointError: It cannot be written.
         """
         folder = self._keep_reference_in
-        if folder is not None:
-            partial = folder.with_name(folder.name + ".partial")
-            shutil.rmtree(partial, ignore_errors=True)
-            shutil.rmtree(folder, ignore_errors=True)  # of an earlier beginning of this run
+        if folder is None:
+            return
+        partial = folder.with_name(folder.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)  # of an earlier beginning of this run
+        try:
             self._group.call(Worker.save, partial, torch.float32)
             partial.rename(folder)
+        except OSError as error:
+            raise CheckpointError(
+                f"the model before the first step cannot be written to {folder}: {error}",
+                remedy="free disk space or set run.folder to another disk, then start the same command again",
+            ) from error
 
     def save_checkpoint(self, step: int, parts: Mapping[str, Stateful], *, score: float | None = None) -> None:
         """Save everything that the run needs to go on after `step`; returns when copies are made.
@@ -181,14 +191,17 @@ class Workers:
             "worker": self._group.call(Worker.state),
             "parts": {name: part.state_dict() for name, part in parts.items()},
         }
-        group = self._group
         writer.write(
             Snapshot(step=step, weights=weights, moments=moments, state=state, score=score),
-            lambda tensors, folder: group.call(Worker.save, folder, torch.float32, tensors),
+            self._group.call(Worker.writer),
         )
 
-    def load_checkpoint(self, parts: Mapping[str, Stateful]) -> int:
+    def load_checkpoint(self, parts: Mapping[str, Stateful], *, allow_changes: bool = False) -> int:
         """Go on from the run's newest checkpoint, if there is one.
+
+        Args:
+            parts: What was saved beside the policy: see `save_checkpoint`.
+            allow_changes: A part may go on although it differs from that of then, such as other data.
 
         Returns:
             Its step; 0 where there is none.
@@ -203,7 +216,7 @@ class Workers:
         self.policy_version = state["policy_version"]
         self._num_updates = state["num_updates"]
         for name, part in parts.items():
-            part.load_state_dict(state["parts"][name])
+            part.load_state_dict(state["parts"][name], allow_changes=allow_changes)
         assert self._writer is not None
         self._writer.discard_after(state["step"])
         return int(state["step"])
