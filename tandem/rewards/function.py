@@ -63,9 +63,8 @@ class RewardFunction:
         calls = self.calls.get(source, self.calls.get(None))
         if calls is None:
             known = ", ".join(str(name) for name in self.calls)
-            return [invalid(f"no reward function for data_source {source!r} (reward.function has: {known})")] * len(
-                samples
-            )
+            missing = invalid(f"no reward function for data_source {source!r} (reward.function has: {known})")
+            return [missing] * len(samples)
         columns = [await _call(call.plan, samples) for call in calls]
         if len(calls) == 1:
             (column,) = columns
@@ -79,7 +78,8 @@ async def _call(plan: CallPlan, samples: Sequence[Sample]) -> list[Outcome]:
         if plan.asynchronous:
             returned = await returned
     if raised.error is not None:
-        return [invalid(f"reward function {plan.name} raised {describe(raised.error)}")] * len(samples)
+        failed = invalid(f"reward function {plan.name} raised {describe(raised.error)}")
+        return [failed] * len(samples)
     return read_many(plan.name, returned, len(samples)) if plan.batched else [read_one(plan.name, returned)]
 
 

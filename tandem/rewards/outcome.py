@@ -86,18 +86,21 @@ def read_many(name: str, returned: object, count: int) -> list[Outcome]:
     """Read what a batched function returned for `count` responses: one number or dict for each."""
     if inspect.iscoroutine(returned):
         return [read_one(name, returned)] * count
-    of_rank_one = isinstance(returned, _Array) and len(returned.shape) == 1
-    if not isinstance(returned, Iterable) or isinstance(returned, str | bytes):
-        rows = None
-    else:
-        rows = list(returned) if of_rank_one or isinstance(returned, Sequence) else None
+    rows = _rows(returned)
     if rows is None:
-        return [
-            invalid(f"reward function {name} returned {_shown(returned)} for a batch of {count}, not a list")
-        ] * count
+        wrong = invalid(f"reward function {name} returned {_shown(returned)} for a batch of {count}, not a list")
+        return [wrong] * count
     if len(rows) != count:
         return [invalid(f"reward function {name} returned {len(rows)} values for a batch of {count}")] * count
     return [read_one(name, row) for row in rows]
+
+
+def _rows(returned: object) -> list[object] | None:
+    """The entries of a list, a tuple or the like, or a 1-d array or tensor."""
+    if isinstance(returned, str | bytes) or not isinstance(returned, Iterable):
+        return None
+    is_list = isinstance(returned, Sequence) or (isinstance(returned, _Array) and len(returned.shape) == 1)
+    return list(returned) if is_list else None
 
 
 def _shown(value: object) -> str:

@@ -21,10 +21,10 @@ _EXIT_WAIT_S = 0.5  # between a worker's hanging up and its exit status
 # All that a worker gets of the environment: what Python, network libraries and GPU libraries need to work.
 # Keys and tokens are not among them: hand them over with reward.options.
 KEPT_VARIABLES = (
-    *("PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"),
-    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
-    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HF_HOME", "HF_HUB_OFFLINE"),
-)
+    "PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES",
+    "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
+    "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HF_HOME", "HF_HUB_OFFLINE",
+)  # fmt: skip
 
 
 def worker_environment(variables: Mapping[str, str], search_path: list[str]) -> dict[str, str]:

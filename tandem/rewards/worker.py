@@ -132,10 +132,8 @@ async def _score(reward: RewardFunction, number: int, pickled: Sequence[bytes], 
     except asyncio.CancelledError:  # not our time limit: the user's code cancelled what it was waiting for
         outcomes = [invalid("the reward function was cancelled from within")] * len(pickled)
     except MemoryError:
-        outcomes, retire = (
-            [invalid("out of memory: the function needs more than reward.memory_gib")] * len(pickled),
-            True,
-        )
+        outcomes = [invalid("out of memory: the function needs more than reward.memory_gib")] * len(pickled)
+        retire = True
     seconds = time.monotonic() - start
     scores = tuple(Score(o.value, dict(o.metrics), o.error, seconds) for o in outcomes)
     return Finished(number, scores, retire)
