@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tandem.evaluate import evaluate
     from tandem.hybrid.start import start, start_workers
     from tandem.hybrid.workers import Workers
+    from tandem.observe.stop import Stop
     from tandem.prepare import prepare
     from tandem.rewards.pool import start_rewards
     from tandem.sft import warm_start
@@ -46,6 +47,7 @@ _HOMES = {
     "Response": "tandem.batch",
     "Rewards": "tandem.batch",
     "Rollouts": "tandem.batch",
+    "Stop": "tandem.observe.stop",
     "TandemError": "tandem.errors",
     "UpdateResult": "tandem.batch",
     "Workers": "tandem.hybrid.workers",
@@ -82,6 +84,7 @@ __all__ = [
     "Response",
     "Rewards",
     "Rollouts",
+    "Stop",
     "TandemError",
     "UpdateResult",
     "Workers",

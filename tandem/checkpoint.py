@@ -174,8 +174,8 @@ class CheckpointWriter:
         state = {"format": FORMAT, "step": snapshot.step, "score": snapshot.score, **snapshot.state}
         (partial / "state.json").write_text(json.dumps(state, indent=1))
         _flush_tree(partial)
-        if final.exists():  # the same step again, after a resume from an earlier one
-            shutil.rmtree(final)
+        if final.exists():  # the same step again
+            _remove(final)
         partial.rename(final)
         _flush(self.folder)
         self._delete_old()
@@ -187,10 +187,7 @@ class CheckpointWriter:
         wanted = {number for _, number in best} | set(range(len(checkpoints))[-self.keep :])
         for number, path in enumerate(checkpoints):
             if number not in wanted:
-                # Renamed first: a checkpoint that is half deleted must not look complete.
-                doomed = path.with_name(path.name + ".deleted")
-                path.rename(doomed)
-                shutil.rmtree(doomed, ignore_errors=True)
+                _remove(path)
 
     def clean(self) -> None:
         """Remove what a killed process left half written or half deleted."""
@@ -200,10 +197,19 @@ class CheckpointWriter:
                     shutil.rmtree(path, ignore_errors=True)
 
     def discard_after(self, step: int) -> None:
-        """Remove checkpoints later than `step`: a run that goes on from it writes them anew."""
+        """Remove checkpoints later than `step`, which the run that goes on from it writes anew, and old ones that a
+        killed process had no time to remove."""
         for path in complete_checkpoints(self.run_folder):
             if int(path.name.rsplit("_", 1)[1]) > step:
-                shutil.rmtree(path)
+                _remove(path)
+        self._delete_old()
+
+
+def _remove(checkpoint: Path) -> None:
+    """Renamed first: a checkpoint that is half deleted must not look complete."""
+    doomed = checkpoint.with_name(checkpoint.name + ".deleted")
+    checkpoint.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def copy_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from tandem.errors import TandemError
 
 if TYPE_CHECKING:
     from tandem.config.schema import Config
+    from tandem.observe.stop import Stop
 
 app = typer.Typer(
     name="tandem",
@@ -34,14 +34,18 @@ Overrides = Annotated[
 
 @app.command()
 def train(config_file: ConfigFile, overrides: Overrides = None) -> None:
-    """Train a policy; on a run folder that holds a checkpoint, go on from it."""
-    from tandem.hybrid.start import resolve_here
-    from tandem.train import train as run_training
+    """Train a policy; on a run folder that holds a checkpoint, go on from it.
 
-    config = resolve_here(_load(config_file, overrides), name=config_file.stem)
-    _quiet_libraries()
+    Ctrl-C and SIGTERM finish the step, save, and leave with exit code 0: the same command goes on. A second one leaves
+    at once.
+    """
+    loaded = _load(config_file, overrides)
     with _stop_on_signals() as stop:
-        run_training(config, stop=stop)
+        from tandem.hybrid.start import resolve_here
+        from tandem.train import train as run_training
+
+        _quiet_libraries()
+        run_training(resolve_here(loaded, name=config_file.stem), stop=stop)
 
 
 @app.command()
@@ -104,16 +108,21 @@ def _quiet_libraries() -> None:
 
 
 @contextmanager
-def _stop_on_signals() -> Iterator[threading.Event]:
-    """Ctrl-C and SIGTERM ask for an end after the step under way; a second one ends at once."""
-    stop = threading.Event()
+def _stop_on_signals() -> Iterator[Stop]:
+    """Ctrl-C and SIGTERM ask for an end after the step under way; before the first step and a second time, at once."""
+    from tandem.observe.stop import Stop
+
+    stop = Stop()
 
     def handle(number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
         if stop.is_set():
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         stop.set()
-        name = signal.Signals(number).name
+        if not stop.steps_begun:
+            sys.stderr.write(f"\n{name}: leaving; no step has begun, so there is nothing to save\n")
+            raise SystemExit(128 + number)
         sys.stderr.write(f"\n{name}: finishing this step, then saving and leaving. Once more to leave at once.\n")
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -33,6 +33,8 @@ def show_start(run: Run, workers: Workers, plan: Plan, done: int) -> None:
         "folder": str(run.folder),
     }
     run.console.start("Tandem", table)
+    if done >= plan.num_steps:
+        run.console.note(f"The run has reached step {done} already: nothing is left to train. run.steps=... goes on.")
 
 
 def show_end(run: Run) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from tandem.config.schema import Config
 from tandem.evaluate import evaluate
 from tandem.hybrid.start import start_workers
 from tandem.observe.run import Run
+from tandem.observe.stop import Stop
 from tandem.prepare import prepare
 from tandem.rewards.pool import start_rewards
 from tandem.sft import warm_start
@@ -25,7 +25,7 @@ def train(
     reward: Callable[..., object] | None = None,
     advantage: AdvantageFunction | None = None,
     loss: Loss | LossFunction | None = None,
-    stop: threading.Event | None = None,
+    stop: Stop | None = None,
 ) -> Path:
     """Train the policy that `config` describes; return the run's folder. (GRPO: arXiv:2402.03300, algorithm 1)
 
@@ -48,7 +48,7 @@ def train(
         start_workers(config, total_steps=plan.num_steps, loss=loss, timing=run.timing) as workers,
         start_rewards(config.reward, reward) as reward_fn,
     ):
-        done = workers.load_checkpoint({"prompts": prompts, "run": run})
+        done = workers.load_checkpoint({"prompts": prompts, "run": run}, allow_changes=config.run.allow_changes)
         show_start(run, workers, plan, done)
         if done == 0:
             warm_start(workers, config.sft, config.data, seed=config.run.seed, console=run.console)

@@ -34,5 +34,9 @@ class RewardConfig(Section):
     )
     memory_gib: Positive = Field(4.0, description="Most memory of one worker process, in GiB.")
     max_invalid_share: Share = Field(
-        0.5, description="Stop with an error when more than this share of a step's responses has no reward."
+        0.5,
+        description=(
+            "Stop with an error when more than this share of the responses has no reward in each of 3 steps in a row. "
+            "One bad step never stops a run."
+        ),
     )

@@ -172,7 +172,10 @@ def save_model(
     state = {name: _cast(tensor.detach(), dtype) for name, tensor in state.items()}
     _make_saveable(model.generation_config)
     folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_bytes)
+    try:
+        model.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_bytes)
+    except SafetensorError as error:  # its only way to say that the disk is full
+        raise OSError(str(error)) from error
     tokenizer.save_pretrained(folder)
     if dtype is not None:
         file = folder / "config.json"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,12 +15,15 @@ from torch import Tensor
 
 from tandem.batch import Evaluation, Rewards, Rollouts, UpdateResult
 from tandem.config import Config
+from tandem.errors import RewardError
 from tandem.observe.best import Best
 from tandem.observe.console import Console
 from tandem.observe.folder import RunFolder
+from tandem.observe.invalid import STEPS_IN_A_ROW, InvalidRewards
 from tandem.observe.metrics import formatted
 from tandem.observe.rollout_log import RolloutLog
 from tandem.observe.step_metrics import evaluation_metrics, num_tokens, peak_memory_bytes, step_metrics
+from tandem.observe.stop import Stop
 from tandem.observe.timing import Timing
 from tandem.observe.trackers import Trackers, check_trackers, start_trackers
 
@@ -45,14 +47,15 @@ class Run:
         self,
         config: Config,
         *,
-        stop: threading.Event | None = None,
+        stop: Stop | None = None,
         console: Console | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config = config
         self.console = Console() if console is None else console
-        self.stop = threading.Event() if stop is None else stop
+        self.stop = Stop() if stop is None else stop
         self.best = Best(config.evaluation.metric, config.evaluation.patience)
+        self._invalid_rewards = InvalidRewards(config.reward.max_invalid_share)
         self.total: int | None = None  # number of the last step
         self._timing = Timing(clock)
         self._exit = ExitStack()
@@ -122,6 +125,7 @@ class Run:
         self._rollout_log.cut_back(resume_from)
         self._trackers.go_on_after(resume_from)
         self.console.begin_steps(resume_from, total)
+        self.stop.steps_begun = True
         return self._remaining_steps(resume_from, total)
 
     def due(self, kind: Literal["evaluation", "checkpoint"], step: int) -> bool:
@@ -186,6 +190,7 @@ class Run:
 
         Raises:
             CheckpointError: The disk is full or the folder is gone. Earlier lines are untouched.
+            RewardError: For three steps in a row, too many responses had no reward (`reward.max_invalid_share`).
         """
         if evaluation is not None:
             self.best.observe(evaluation)
@@ -199,15 +204,18 @@ class Run:
         self._warn(step, rollouts, rewards, update)
         if evaluation is not None:
             self._warn_of_evaluation(evaluation)
+        if self._invalid_rewards.observe(rewards.num_invalid, len(rollouts)):
+            raise self._without_rewards(step, rollouts, rewards)
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of the run, JSON-able."""
-        return {"best": self.best.state_dict()}
+        return {"best": self.best.state_dict(), "invalid_rewards": self._invalid_rewards.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+    def load_state_dict(self, state: Mapping[str, Any], *, allow_changes: bool = False) -> None:
+        """Go on from what `state_dict` returned. It fits any run: `allow_changes` is for parts that may refuse."""
         self.best.load_state_dict(state["best"])
+        self._invalid_rewards.load_state_dict(state["invalid_rewards"])
 
     def _remaining_steps(self, done: int, total: int) -> Iterator[int]:
         if self.stop.is_set():
@@ -232,13 +240,21 @@ class Run:
 
     def _warn(self, step: int, rollouts: Rollouts, rewards: Rewards, update: UpdateResult) -> None:
         if rewards.num_invalid:
-            row = min(rewards.problems, default=None)
-            detail = "" if row is None else sample_text(rollouts, row, rewards.problems[row])
+            detail = _first_problem(rollouts, rewards)
             message = f"step {step}: {rewards.num_invalid} of {len(rollouts)} responses have no reward"
             self.console.warn("invalid rewards", message, detail)
         if update.num_skipped:
             message = f"step {step}: {update.num_skipped} updates skipped, loss or gradient was not finite"
             self.console.warn("skipped updates", message)
+
+    def _without_rewards(self, step: int, rollouts: Rollouts, rewards: Rewards) -> RewardError:
+        share = self.config.reward.max_invalid_share
+        return RewardError(
+            f"in step {step}, the {STEPS_IN_A_ROW}rd in a row, {rewards.num_invalid} of {len(rollouts)} responses have "
+            f"no reward, more than reward.max_invalid_share={share:g}; the first:\n{_first_problem(rollouts, rewards)}",
+            remedy="mend the reward function, then the same command goes on from the last checkpoint; to train "
+            "without these rewards, raise reward.max_invalid_share (with run.allow_changes=true)",
+        )
 
     def _warn_of_evaluation(self, evaluation: Evaluation) -> None:
         if evaluation.num_invalid:
@@ -256,6 +272,11 @@ def evaluation_text(evaluation: Evaluation, metric: str) -> str:
     error = evaluation.metrics.get(f"{metric}_stderr", math.nan)
     value = formatted(f"eval/{metric}", evaluation.metrics[metric])
     return f"{value} ± {error:.3f}" if math.isfinite(error) else value
+
+
+def _first_problem(rollouts: Rollouts, rewards: Rewards) -> str:
+    row = min(rewards.problems, default=None)
+    return "" if row is None else sample_text(rollouts, row, rewards.problems[row])
 
 
 def sample_text(rollouts: Rollouts, row: int, problem: str) -> str:

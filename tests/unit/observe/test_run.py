@@ -3,7 +3,6 @@ from __future__ import annotations
 import gc
 import io
 import json
-import threading
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from tandem.errors import CheckpointError, ConfigError
 from tandem.observe.console import Console
 from tandem.observe.metrics import METRICS, VOLATILE
 from tandem.observe.run import Run
+from tandem.observe.stop import Stop
 from tests.unit.observe.made import made_rewards, made_rollouts, made_update
 
 ADVANTAGES = torch.tensor([0.5, -0.5, 0.0, 0.0])
@@ -236,7 +236,7 @@ def test_a_new_best_is_saved(tmp_path: Path, console: Console, keep_best: int, e
 
 
 def test_a_stop_ends_the_run_after_a_checkpoint(tmp_path: Path, console: Console) -> None:
-    stop = threading.Event()
+    stop = Stop()
     saved = []
     with Run(config_of(tmp_path), stop=stop, console=console) as run:
         for step in run.steps(9):
@@ -253,7 +253,7 @@ def test_a_stop_ends_the_run_after_a_checkpoint(tmp_path: Path, console: Console
 def test_a_stop_that_comes_after_the_checkpoint_was_not_due_waits_for_that_of_the_next_step(
     tmp_path: Path, console: Console
 ) -> None:
-    stop = threading.Event()
+    stop = Stop()
     saved = []
     with Run(config_of(tmp_path), stop=stop, console=console) as run:
         for step in run.steps(9):
@@ -266,7 +266,7 @@ def test_a_stop_that_comes_after_the_checkpoint_was_not_due_waits_for_that_of_th
 
 
 def test_a_stop_before_the_first_step_makes_none(tmp_path: Path, console: Console) -> None:
-    stop = threading.Event()
+    stop = Stop()
     stop.set()
     with Run(config_of(tmp_path), stop=stop, console=console) as run:
         assert list(run.steps(9)) == []
