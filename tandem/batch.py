@@ -124,7 +124,10 @@ class Rewards:
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What one step's update did. Means are over all tokens in the loss, of all mini-batches and epochs."""
+    """What one step's update did. Means are over the tokens in the loss that were run, of all mini-batches and epochs.
+
+    A response of advantage 0 that has no other term in the loss is not run.
+    """
 
     loss: float
     kl: float | None  # against the reference; None without one

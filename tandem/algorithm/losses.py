@@ -118,6 +118,11 @@ class ClippedSurrogate:
         """Whether the loss has an entropy term."""
         return self.entropy_coef != 0.0
 
+    @property
+    def idle_without_advantage(self) -> bool:
+        """Whether a response of advantage 0 has no gradient: neither of the two terms above."""
+        return not (self.needs_reference or self.needs_entropy)
+
     def __call__(
         self,
         *,
@@ -176,6 +181,7 @@ class FunctionLoss:
         aggregation, constant_length: See `token_weights`; they make the weights that the function's losses get.
         needs_reference: Whether the function needs `ref_logprobs`.
         needs_entropy: Whether it needs `entropy`, with gradient.
+        idle_without_advantage: Promise that a response of advantage 0 has no gradient: such responses are then not run.
     """
 
     function: LossFunction
@@ -183,6 +189,7 @@ class FunctionLoss:
     constant_length: int | None = None
     needs_reference: bool = False
     needs_entropy: bool = False
+    idle_without_advantage: bool = False
 
     def __post_init__(self) -> None:
         check_aggregation(self.aggregation, self.constant_length)

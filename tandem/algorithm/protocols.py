@@ -112,6 +112,11 @@ class Loss(Protocol):
         """Whether `entropy` must be given, with gradient. Without, it is only reported."""
         ...
 
+    @property
+    def idle_without_advantage(self) -> bool:
+        """Whether a response of advantage 0 surely has no gradient, so that it need not be run."""
+        ...
+
     def __call__(
         self,
         *,

@@ -87,11 +87,10 @@ def update_policy(
 
 
 def _active_rows(batch: UpdateBatch, rows: Sequence[int], loss: Loss) -> list[int]:
-    """Rows that have a gradient. An idle one (advantage 0, no KL or entropy term) still counts in the denominators."""
-    keep_all = loss.needs_reference or loss.needs_entropy
+    """Rows that may have a gradient. An idle one still counts in the denominators."""
     has_token = batch.loss_mask.any(dim=1)
     has_signal = batch.advantages.ne(0).any(dim=1)
-    return [row for row in rows if bool(has_token[row]) and (keep_all or bool(has_signal[row]))]
+    return [row for row in rows if bool(has_token[row]) and (bool(has_signal[row]) or not loss.idle_without_advantage)]
 
 
 def _backward(

@@ -1,8 +1,8 @@
 """GRPO as the notes on verl teach it, in plain PyTorch and transformers, one response at a time.
 
-Slow and simple on purpose: this is what Tandem's packed, cached, cut-up computation must equal, and a place to read what
-one step does. Of Tandem it takes the noise of the sampling and the order of the mini-batches, because both sides must
-throw the same dice; everything else is written out. Where the notes are mistaken, this loop does what they mean:
+Slow and simple on purpose: this is what Tandem's packed, cached, cut-up computation must equal, and a place to read
+what one step does. Of Tandem it takes the noise of the sampling and the order of the mini-batches, because both sides
+must throw the same dice; everything else is written out. Where the notes are mistaken, this loop does what they mean:
 
 - the model always reads prompt and response, also in the update, and every token of the response has a new log-prob;
 - log-probs are of softmax(logits / temperature), with no top-k or top-p left over from a generation config;

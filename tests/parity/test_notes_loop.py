@@ -1,4 +1,4 @@
-"""Contract 1: a step of Tandem with the preset `notes` is the notes' plain loop, token by token and weight by weight."""
+"""Contract 1: a step of Tandem with the preset `notes` is the notes' plain loop, token by token, weight by weight."""
 
 from __future__ import annotations
 

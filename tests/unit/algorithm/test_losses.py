@@ -322,6 +322,7 @@ def test_a_loss_says_what_it_needs():
     plain, full = ClippedSurrogate(), ClippedSurrogate(kl_coef=0.1, entropy_coef=0.01)
     assert (plain.needs_reference, plain.needs_entropy) == (False, False)
     assert (full.needs_reference, full.needs_entropy) == (True, True)
+    assert (plain.idle_without_advantage, full.idle_without_advantage) == (True, False)
     assert isinstance(plain, Loss)
 
 
