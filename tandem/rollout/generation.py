@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 
 from tandem.batch import Prompt, Response
 from tandem.errors import ModelError
-from tandem.model.attention import Spans
 from tandem.model.head import head_logits
 from tandem.rollout.engine import SamplingOptions
 from tandem.rollout.kv_cache import VIEW, CacheSpans, KVCache, PromptSpans
@@ -217,7 +216,7 @@ class Generation:
         self,
         ids: Int64[Tensor, "b T"],
         positions: Int64[Tensor, "b T"],
-        spans: Spans,
+        spans: PromptSpans | CacheSpans,
         rows: Int64[Tensor, " N"] | None = None,
     ) -> Float[Tensor, "N V"]:
         """The model on these tokens: logits after each, or after those at `rows` of all b * T."""

@@ -1,0 +1,111 @@
+"""Tokens per CPU second of the embedded engine and of transformers' generate, alternating in one run.
+
+    python benchmarks/rollout.py MODEL_FOLDER [--batch 8 32 64] [--dtype float32] [--tokens 64] [--repeats 3]
+
+Both sides write the same number of tokens (EOS ends nothing), draw at temperature 1, and hand back what a training
+step needs: tokens, and the log-prob of each under the policy. The times of the two are taken turn by turn, so that
+what else the machine does falls on both; of each the fastest is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from tandem.batch import Prompt
+from tandem.model.attention import NAMES, register
+from tandem.rollout.embedded import EmbeddedEngine
+from tandem.rollout.engine import SamplingOptions
+
+PROMPT_LENGTH = 45
+GROUP = 8
+
+
+def prompts_for(batch: int, vocabulary: int) -> list[Prompt]:
+    """Prompts of random tokens, for groups of 8 responses."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, vocabulary, (batch // GROUP, PROMPT_LENGTH), generator=generator)
+    return [Prompt(tuple(row), "", prompt_id=number) for number, row in enumerate(ids.tolist())]
+
+
+@torch.inference_mode()
+def generate(model: PreTrainedModel, prompts: list[Prompt], tokens: int) -> int:
+    """transformers' generate on the same work; returns the number of tokens written."""
+    ids = torch.tensor([prompt.tokens for prompt in prompts]).repeat_interleave(GROUP, dim=0)
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        min_new_tokens=tokens,
+        max_new_tokens=tokens,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    written = output.sequences[:, ids.shape[1] :]
+    for position, logits in enumerate(output.logits):
+        logits.float().log_softmax(-1).gather(1, written[:, position : position + 1])
+    return written.numel()
+
+
+def rollout(engine: EmbeddedEngine, prompts: list[Prompt], sampling: SamplingOptions) -> int:
+    """The embedded engine on the same work; returns the number of tokens written."""
+    engine.wake(engine.policy_version + 1)  # as in a run: what is derived from the weights is made anew in each step
+    return int(engine.generate(prompts, sampling).response_lengths.sum())
+
+
+def cpu_seconds(work: Callable[[], int]) -> tuple[float, int]:
+    """CPU seconds of all threads, and tokens written."""
+    begin = time.process_time()
+    tokens = work()
+    return time.process_time() - begin, tokens
+
+
+def main() -> None:
+    """Print one line for each batch size."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="folder of a Hugging Face causal language model")
+    parser.add_argument("--batch", type=int, nargs="+", default=[8, 32, 64], help="responses, multiples of 8")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--tokens", type=int, default=64, help="of each response")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    register()
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[options.dtype]
+    plain = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype, attn_implementation="sdpa").eval()
+    shared = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype, attn_implementation=NAMES["sdpa"]).eval()
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+
+    print(f"{options.dtype}, {options.threads} thread(s), tokens per CPU second")
+    print(f"{'batch':>6} {'generate':>9} {'tandem':>9} {'ratio':>6}")
+    for batch in options.batch:
+        prompts = prompts_for(batch, plain.config.vocab_size)
+        engine = EmbeddedEngine(shared, tokenizer, eos_ids=[], max_concurrent=batch)
+        sampling = SamplingOptions(n=GROUP, max_response_length=options.tokens)
+
+        sides = (
+            ("generate", partial(generate, plain, prompts, options.tokens)),
+            ("tandem", partial(rollout, engine, prompts, sampling)),
+        )
+        rates: dict[str, float] = {"generate": 0.0, "tandem": 0.0}
+        for _ in range(options.repeats):
+            for name, work in sides:
+                seconds, tokens = cpu_seconds(work)
+                rates[name] = max(rates[name], tokens / seconds)
+        ratio = rates["tandem"] / rates["generate"]
+        print(f"{batch:>6} {rates['generate']:>9.1f} {rates['tandem']:>9.1f} {ratio:>6.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
