@@ -63,7 +63,7 @@ def response_logprobs(
     if model.config._attn_implementation not in NAMES.values():
         raise ModelError(
             f"the model's attention is {model.config._attn_implementation!r}, not Tandem's",
-            remedy="load it with td.load_model(path), or take workers.model",
+            remedy="take the model from workers: td.start(path).model",
         )
     policy = Policy(model, body_dtype=body_dtype(model), chunk_tokens=chunk_tokens)
     row = pack(rollouts, range(len(rollouts)), packing=packing, costs=policy.costs(), device=policy.device)
