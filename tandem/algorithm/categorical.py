@@ -31,7 +31,9 @@ def selected_logprobs_and_entropy(
     if not temperature > 0:
         raise ValueError(f"temperature must be positive to give a distribution, got {temperature!r}")
     precise = logits if logits.dtype == torch.float64 else logits.float()
-    all_logprobs = torch.log_softmax(precise / temperature, dim=-1)
+    if temperature != 1.0:
+        precise = precise / temperature
+    all_logprobs = torch.log_softmax(precise, dim=-1)
     logprobs = all_logprobs.gather(-1, targets[:, None]).squeeze(-1)
     return logprobs, _entropy(all_logprobs if entropy_gradient else all_logprobs.detach())
 
@@ -39,4 +41,5 @@ def selected_logprobs_and_entropy(
 def _entropy(logprobs: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:
     # Where p = 0, p log p is 0 by its limit, but 0 * -inf is NaN; the log is replaced before the product, so that the
     # gradient is finite too.
-    return -(logprobs.exp() * torch.where(logprobs == -torch.inf, 0.0, logprobs)).sum(dim=-1)
+    # A product over rows, not an elementwise one and a sum: these are the largest tensors of a training step.
+    return -torch.linalg.vecdot(logprobs.exp(), torch.where(logprobs == -torch.inf, 0.0, logprobs))
