@@ -60,7 +60,7 @@ def as_rewards(scores: Sequence[Score]) -> Rewards:
     extra: dict[str, list[float]] = {}
     for item in scores:
         for name, value in item.metrics.items():
-            extra.setdefault(name, []).append(value)
+            extra.setdefault(name.removeprefix("reward/"), []).append(value)  # the run's metrics put it back
     return Rewards(
         values=torch.tensor([0.0 if value is None else value for value in values], dtype=torch.float32),
         valid=torch.tensor([value is not None for value in values], dtype=torch.bool),
