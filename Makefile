@@ -40,8 +40,9 @@ format: $(STAMP)  ## put the code into shape
 	$(BIN)/ruff format .
 
 bench: $(STAMP)  ## speed of rollout and update
-	$(BIN)/python -m benchmarks.rollout
-	$(BIN)/python -m benchmarks.update
+	$(BIN)/python examples/prepare_smollm2.py work/smollm2
+	$(BIN)/python -m benchmarks.rollout work/smollm2/model
+	$(BIN)/python -m benchmarks.step work/smollm2/model
 
 docs: $(STAMP)  ## write the pages that are made from the source
 	$(BIN)/python -m tandem.config.reference > docs/config.md

@@ -31,7 +31,6 @@ from tandem.trainer.supervised import Examples, supervised_update
 from tandem.trainer.update import UpdateBatch, UpdateOptions, update_policy
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -133,9 +132,9 @@ class Worker:
 
     # Update side
 
-    def old_logprobs(self, rollouts: Rollouts, on_progress: Progress | None = None) -> Float[Tensor, "B L"]:
+    def old_logprobs(self, rollouts: Rollouts) -> Float[Tensor, "B L"]:
         """Log-probs of the response tokens under the policy as it is."""
-        return batch_logprobs(self.policy, rollouts, self.packing, on_progress=on_progress)
+        return batch_logprobs(self.policy, rollouts, self.packing)
 
     def ref_logprobs(self, rollouts: Rollouts, source: ModelConfig) -> Float[Tensor, "B L"]:
         """Log-probs under the reference, which is loaded from `source` the first time."""
@@ -145,7 +144,7 @@ class Worker:
             self.reference = self._as_policy(model.requires_grad_(requires_grad=False))
         return batch_logprobs(self.reference, rollouts, self.packing)
 
-    def update(self, request: UpdateRequest, on_progress: Progress | None = None) -> UpdateResult:
+    def update(self, request: UpdateRequest) -> UpdateResult:
         """One step's optimizer updates."""
         self.model.train(self.checkpointing)  # transformers checkpoints activations in training mode only
         trainer = self.options.trainer
@@ -169,7 +168,6 @@ class Worker:
             lr=request.lr,
             seed=(self.options.seed, request.step),
             policy_version=request.policy_version,
-            on_progress=on_progress,
         )
 
     def supervised_update(self, examples: Examples, lr: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,9 +25,7 @@ class PackingOptions:
 
 
 @torch.no_grad()
-def batch_logprobs(
-    policy: Policy, rollouts: Rollouts, options: PackingOptions, *, on_progress: Callable[[int], None] | None = None
-) -> Float[Tensor, "B L"]:
+def batch_logprobs(policy: Policy, rollouts: Rollouts, options: PackingOptions) -> Float[Tensor, "B L"]:
     """Log-probs of all response tokens at the rollouts' temperature, without gradients; zeros beyond each response."""
     costs = policy.costs()
     result = torch.zeros(rollouts.response_tokens.shape, dtype=torch.float32)
@@ -38,8 +35,6 @@ def batch_logprobs(
         row = pack(rollouts, rows, packing=options.packing, costs=costs, device=policy.device)
         logprobs, _ = policy(row, temperature=rollouts.temperature, entropy_gradient=False)
         result[rows] = row.to_matrix(logprobs).cpu()
-        if on_progress is not None:
-            on_progress(len(rows))
     return result
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -51,7 +51,6 @@ def update_policy(
     lr: float,
     seed: tuple[int, ...],
     policy_version: int,
-    on_progress: Callable[[int], None] | None = None,
 ) -> UpdateResult:
     """Run all mini-batches of a step. Gradients add up over micro-batches; denominators are the mini-batch's.
 
@@ -63,7 +62,6 @@ def update_policy(
         lr: Learning rate of this step.
         seed: Of the mini-batches' order.
         policy_version: Number that the new weights get, if at least one update was taken.
-        on_progress: Called with the number of responses done, also those that needed no work.
 
     Raises:
         TrainingError: Too many updates in a row were not finite.
@@ -81,8 +79,6 @@ def update_policy(
             value = _backward(policy, batch, rows, active, loss, options.packing, tally)
             outcome = optimizer.step(lr, loss_is_finite=bool(torch.isfinite(value)))
             tally.add_update(float(value), outcome.grad_norm, taken=outcome.taken)
-        if on_progress is not None:
-            on_progress(len(rows))
     return tally.result(lr, policy_version)
 
 

@@ -44,12 +44,6 @@ def test_a_model_with_another_attention_is_refused_with_the_remedy() -> None:
     assert "td.start(path).model" in str(caught.value)
 
 
-def test_progress_counts_responses() -> None:
-    rollouts, done = make_rollouts(), []
-    batch_logprobs(trainee().policy, rollouts, PackingOptions("auto", 20), on_progress=done.append)
-    assert sum(done) == len(rollouts)
-    assert len(done) > 1
-
 
 def test_the_dtype_of_the_body_is_not_that_of_a_tied_head() -> None:
     assert body_dtype(trainee(body_dtype=torch.bfloat16).model) == torch.bfloat16
