@@ -48,7 +48,8 @@ class EmbeddedEngine:
             tokenizer: Decodes responses.
             eos_ids: Every token that ends a response.
             max_concurrent: Responses decoded at once, rounded up to a multiple of 8.
-            kv_cache_bytes: Bound on the memory of the KV cache; None = as much as `max_concurrent` responses need.
+            kv_cache_bytes: Most memory of the KV cache, which takes what `max_concurrent` responses need, or less;
+                None = a quarter of the device's memory.
         """
         self.model = model
         self.tokenizer = tokenizer
@@ -76,7 +77,7 @@ class EmbeddedEngine:
         """All responses, in the order of the prompts; see `stream`."""
         responses = list(self.stream(prompts, options))
         return Rollouts.from_responses(
-            prompts, responses, temperature=options.temperature, policy_version=self.policy_version
+            prompts, responses, temperature=options.temperature or 1.0, policy_version=self.policy_version
         )
 
     def stream(self, prompts: Sequence[Prompt], options: SamplingOptions) -> Iterator[Response]:

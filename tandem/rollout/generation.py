@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from tandem.batch import Prompt, Response
 from tandem.errors import ModelError
 from tandem.model.head import head_logits
+from tandem.rollout.cache_memory import auto_cache_bytes
 from tandem.rollout.engine import SamplingOptions
 from tandem.rollout.kv_cache import VIEW, CacheSpans, KVCache, PromptSpans
 from tandem.rollout.packed_linear import PackedLinears
@@ -90,13 +91,14 @@ class Generation:
                 self._decode_step()
 
     def _num_slots(self, max_concurrent: int, max_len: int, kv_cache_bytes: int | None) -> int:
+        cache_bytes = auto_cache_bytes(self._device) if kv_cache_bytes is None else kv_cache_bytes
         slot_bytes = KVCache.slot_bytes(self._chunk.spans, max_len)
-        slots = num_slots(len(self._prompts) * self._options.n, max_concurrent, slot_bytes, kv_cache_bytes)
+        slots = num_slots(len(self._prompts) * self._options.n, max_concurrent, slot_bytes, cache_bytes)
         if slots == 0:
             needed = math.ceil(ROWS * slot_bytes / _GIB * 1000) / 1000
             raise ModelError(
-                f"rollout.kv_cache_gib is {(kv_cache_bytes or 0) / _GIB:.3f}, but {ROWS} sequences of {max_len} "
-                f"tokens, the fewest that are decoded at once, need {needed:.3f} GiB",
+                f"the KV cache may take {cache_bytes / _GIB:.3f} GiB, but {ROWS} sequences of {max_len} tokens, the "
+                f"fewest that are decoded at once, need {needed:.3f} GiB",
                 remedy=f"set rollout.kv_cache_gib={needed:.3f} or more, or lower rollout.max_response_length",
             )
         return slots

@@ -26,15 +26,12 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def num_slots(num_responses: int, max_concurrent: int, slot_bytes: int, cache_bytes: int | None) -> int:
+def num_slots(num_responses: int, max_concurrent: int, slot_bytes: int, cache_bytes: int) -> int:
     """A multiple of 8: as many as there are responses, as `max_concurrent` allows and as fit in the memory.
 
     Returns 0 where not even 8 slots fit.
     """
-    slots = round_up(min(num_responses, max_concurrent), ROWS)
-    if cache_bytes is not None:
-        slots = min(slots, cache_bytes // slot_bytes // ROWS * ROWS)
-    return slots
+    return min(round_up(min(num_responses, max_concurrent), ROWS), cache_bytes // slot_bytes // ROWS * ROWS)
 
 
 def prefill_chunks(lengths: Sequence[int]) -> list[range]:

@@ -198,7 +198,7 @@ def test_a_bound_on_memory_changes_the_slots_and_nothing_else(model: PreTrainedM
     slot_bytes = 2 * 2 * 2 * 64 * 16 * 4  # layers, keys and values, heads, 60 tokens rounded up, head dim, float32
     engine = engine_of(model, kv_cache_bytes=11 * slot_bytes)
     assert engine.generate(MIXED, options).texts == expected.texts
-    with pytest.raises(ModelError, match=r"kv_cache_gib.*8 sequences of 64 tokens.*need 0\.001 GiB"):
+    with pytest.raises(ModelError, match=r"8 sequences of 64 tokens.*need 0\.001 GiB\n.*kv_cache_gib=0\.001"):
         engine_of(model, kv_cache_bytes=7 * slot_bytes).generate(MIXED, options)
 
 

@@ -6,9 +6,9 @@ from tandem.rollout.scheduler import PREFILL_PROMPTS, PREFILL_TOKENS, Request, S
 
 
 def test_slots_are_a_multiple_of_eight() -> None:
-    assert num_slots(5, 256, 100, None) == 8
-    assert num_slots(100, 256, 100, None) == 104
-    assert num_slots(1000, 60, 100, None) == 64
+    assert num_slots(5, 256, 100, 10**9) == 8
+    assert num_slots(100, 256, 100, 10**9) == 104
+    assert num_slots(1000, 60, 100, 10**9) == 64
 
 
 def test_slots_fit_the_memory() -> None:

@@ -1,0 +1,24 @@
+"""The bound on the KV cache where the config sets none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tandem.rollout.cache_memory import auto_cache_bytes, container_bytes
+
+
+def test_a_container_limit_below_the_machines_memory_counts(tmp_path: Path) -> None:
+    limit, none, missing = tmp_path / "limit", tmp_path / "none", tmp_path / "missing"
+    limit.write_text("5000\n")
+    none.write_text("max\n")
+    assert container_bytes(8000, (none, missing)) == 8000
+    assert container_bytes(8000, (none, limit)) == 5000
+    assert container_bytes(3000, (limit,)) == 3000
+
+
+def test_auto_is_the_same_each_time_and_less_than_the_machine() -> None:
+    bound = auto_cache_bytes(torch.device("cpu"))
+    assert bound == auto_cache_bytes(torch.device("cpu"))
+    assert 2**20 < bound < 2**50
