@@ -109,7 +109,7 @@ class Generation:
         order = sorted(groups, key=lambda group: len(self._prompts[group].tokens))
         sequences = [self._prompts[group].tokens for group in order]
         total = sum(len(tokens) for tokens in sequences)
-        padding = (0,) * (round_up(total, ROWS) - total)  # a few rows only would have other last bits
+        padding = (0,) * (round_up(total, ROWS) - total)  # products of a few rows have other last bits
         if padding:
             sequences.append(padding)
         lengths = [len(tokens) for tokens in sequences]

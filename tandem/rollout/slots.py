@@ -42,9 +42,6 @@ class Slots:
         self._noise = torch.zeros(slots, NOISE_BLOCK, dtype=torch.float64, device=device)
         self._column = 0  # of the noise block; the same for all slots, each at its own position
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def start(
         self,
         slots: Int64[Tensor, " m"],
