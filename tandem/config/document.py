@@ -86,7 +86,9 @@ def read_file(path: Path) -> Given:
         problem = Problem(str(path), f"is not UTF-8 text: {error.reason} at byte {error.start}", "save it as UTF-8")
         return Given(problems=[problem], is_complete=False)
     except OSError as error:
-        problem = Problem(str(path), f"cannot be read: {error.strerror}", "give the path of a YAML file")
+        problem = Problem(
+            str(path), f"cannot be read: {error.strerror}", f"give the path of a YAML file, as seen from {Path.cwd()}"
+        )
         return Given(problems=[problem], is_complete=False)
     return read_text(text, str(path))
 

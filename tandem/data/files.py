@@ -131,8 +131,11 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
                     number += 1
                     yield Row(values, f"{path}, row {number}")
     except pa.ArrowInvalid as error:
-        empty = path.stat().st_size == 0
-        raise DataError(f"{path}: {'the file is empty' if empty else f'not a parquet file ({error})'}") from error
+        if path.stat().st_size == 0:
+            raise DataError(f"{path}: the file is empty") from error
+        raise DataError(
+            f"{path}: not a parquet file ({error})", remedy="write it anew, or name it .jsonl if that is what it holds"
+        ) from error
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
 

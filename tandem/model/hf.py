@@ -49,8 +49,11 @@ def read_config(config: ModelConfig) -> PreTrainedConfig:
             )
         model_config = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
     except (OSError, ValueError) as error:
+        on_hub = isinstance(path, str)
         raise ModelError(
-            f"model.path: no model can be read from {config.path!r}: {error}",
+            f"model.path: {config.path!r} is no folder in {Path.cwd()}, and as a name on the hub it fails: {error}"
+            if on_hub
+            else f"model.path: no model can be read from {config.path!r}: {error}",
             remedy="give a Hugging Face model folder, a run folder, a checkpoint, or a hub name that can be reached",
         ) from error
     return without_dropout(model_config)

@@ -25,7 +25,10 @@ def resolve_model_path(path: str | Path, *, key: str = "model.path") -> Path | s
     if not folder.exists():
         if isinstance(path, str) and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) and path[0] not in "./":
             return path
-        raise ModelError(f"{key}: {str(path)!r} does not exist", remedy="give a folder that exists, or a hub name")
+        raise ModelError(
+            f"{key}: {str(path)!r} does not exist",
+            remedy=f"give a hub name, or a folder as seen from the one that the command runs in, here {Path.cwd()}",
+        )
     if folder.is_file():
         raise ModelError(f"{key}: {str(path)!r} is a file", remedy=_remedy_for_file(folder))
     if (folder / "config.json").is_file():

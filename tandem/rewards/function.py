@@ -206,7 +206,10 @@ def _import_file(path: Path, number: int) -> ModuleType:
     with Raised() as raised:
         spec.loader.exec_module(module)
     if raised.error is not None:
-        raise RewardError(f"reward.function: {path} cannot be imported: {describe(raised.error)}")
+        raise RewardError(
+            f"reward.function: {path} cannot be imported: {describe(raised.error)}",
+            remedy="mend it: python must be able to run the file",
+        )
     return module
 
 
