@@ -11,7 +11,7 @@ from torch import Tensor
 from tandem.algorithm.losses import ClippedSurrogate, FunctionLoss
 from tandem.errors import TrainingError
 from tandem.trainer.logprobs import PackingOptions
-from tandem.trainer.update import UpdateOptions, update_policy
+from tandem.trainer.update import UpdateOptions
 from tests.unit.trainer.made import Trainee, make_batch, make_rollouts, run_update, trainee
 
 SMALL = UpdateOptions(packing=PackingOptions("shared_prefix", 20))
@@ -195,22 +195,3 @@ def test_the_gap_to_the_engine_is_measured_before_the_first_update() -> None:
     gap = (result.logprobs[first] - rollouts.rollout_logprobs[first])[mask].abs()
     assert result.metrics["rollout/logprob_diff_mean"] == pytest.approx(float(gap.mean()), rel=1e-5)
     assert result.metrics["rollout/logprob_diff_max"] == pytest.approx(float(gap.max()), rel=1e-5)
-
-
-def test_progress_counts_every_response_of_every_epoch() -> None:
-    rollouts = make_rollouts()
-    learner, done = trainee(), []
-    batch = make_batch(rollouts, idle=(0, 1, 2))
-    options = replace(SMALL, mini_batch_responses=5, epochs=2)
-    update_policy(
-        learner.policy,
-        learner.optimizer,
-        batch,
-        ClippedSurrogate(),
-        options,
-        lr=1e-3,
-        seed=(0, 1),
-        policy_version=1,
-        on_progress=done.append,
-    )
-    assert sum(done) == 2 * len(rollouts)
