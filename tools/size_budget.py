@@ -45,7 +45,9 @@ def code_lines(source: str, tree: ast.Module) -> int:
     """Lines that are neither blank, nor comments, nor docstrings."""
     documented: set[int] = set()
     for node in ast.walk(tree):
-        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        is_text = (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        )
         if is_text and node.end_lineno is not None:
             documented.update(range(node.lineno, node.end_lineno + 1))
     return sum(

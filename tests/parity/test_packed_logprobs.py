@@ -26,7 +26,9 @@ def make_rollouts(seed: int = 0, vocab: int = 100, temperature: float = 1.0) -> 
 
     prompts = [Prompt(tokens=tokens(length), text="", prompt_id=index) for index, length in enumerate(PROMPT_LENGTHS)]
     responses = [
-        Response(group=group, index=index, tokens=tokens(length), logprobs=(0.0,) * length, text="", finish_reason="stop")
+        Response(
+            group=group, index=index, tokens=tokens(length), logprobs=(0.0,) * length, text="", finish_reason="stop"
+        )
         for group, lengths in enumerate(RESPONSE_LENGTHS)
         for index, length in enumerate(lengths)
     ]
