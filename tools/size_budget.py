@@ -9,7 +9,10 @@ from pathlib import Path
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
-MAX_PACKAGE_CODE = 9000  # lines of code: neither blank, nor comment, nor docstring
+# Aims, in lines of code (neither blank, nor comment, nor docstring): printed, not enforced.
+PACKAGE_AIM = 9000
+SPINE_AIM = 2500
+SPINE = ("train.py", "collect.py", "batch.py", "algorithm/", "trainer/", "rollout/", "hybrid/", "model/")
 PACKAGE = Path(__file__).resolve().parent.parent / "tandem"
 
 
@@ -17,12 +20,15 @@ def main() -> int:
     """Print totals and what is too large; return the number of the latter."""
     totals: Counter[str] = Counter()
     too_large: list[str] = []
+    spine = 0
     for path in sorted(PACKAGE.rglob("*.py")):
         source = path.read_text()
         lines = len(source.splitlines())
         name = path.relative_to(PACKAGE.parent)
         tree = ast.parse(source)
         totals[str(name.parent)] += code_lines(source, tree)
+        if str(path.relative_to(PACKAGE)).startswith(SPINE):
+            spine += code_lines(source, tree)
         if lines > MAX_FILE_LINES:
             too_large.append(f"{name}: {lines} lines (at most {MAX_FILE_LINES})")
         for node in ast.walk(tree):
@@ -30,12 +36,10 @@ def main() -> int:
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
                 if length > MAX_FUNCTION_LINES:
                     too_large.append(f"{name}:{node.lineno}: {node.name} has {length} (at most {MAX_FUNCTION_LINES})")
-    total = sum(totals.values())
-    if total > MAX_PACKAGE_CODE:
-        too_large.append(f"tandem: {total} lines of code in all (at most {MAX_PACKAGE_CODE})")
     for room, lines in sorted(totals.items()):
         print(f"{lines:6d}  {room}")
-    print(f"{total:6d}  lines of code in all")
+    print(f"{sum(totals.values()):6d}  lines of code in all, aim {PACKAGE_AIM}")
+    print(f"{spine:6d}  of these in the spine, aim {SPINE_AIM}")
     for line in too_large:
         print(f"too large: {line}")
     return len(too_large)
