@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import tandem as td
+from tandem.collect import as_rewards, collect
+from tandem.rewards.pool import RewardPool
+from tandem.rewards.sample import Sample, Score
+from tests.unit.hybrid.made import prompts_of, rollout, start_tiny
+
+REWARD = """
+def score(response, prompt):
+    if response[:1].isdigit():
+        raise ValueError("a digit")
+    return {"score": len(response) + len(prompt) / 100, "first": ord(response[:1] or " ")}
+"""
+
+
+class Watched(RewardPool):
+    """A pool that notes when it is given something."""
+
+    events: list[str]
+
+    def submit(self, sample: Sample) -> int:
+        self.events.append("submit")
+        return super().submit(sample)
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[Watched]:
+    (tmp_path / "reward.py").write_text(REWARD)
+    section = {"function": f"{tmp_path / 'reward.py'}:score", "workers": 2}
+    config = td.config_from_dict({"reward": section}, need_data=False).reward
+    with Watched(config) as pool:
+        pool.events = []
+        yield pool
+
+
+def test_responses_are_scored_while_others_are_still_being_written(tmp_path: Path, pool: Watched) -> None:
+    workers = start_tiny(tmp_path / "model")
+
+    @contextmanager
+    def timing(name: str) -> Iterator[None]:
+        pool.events.append(name)
+        yield
+
+    workers.timing = timing
+    prompts = prompts_of(workers)
+    with workers.rollout_phase() as engine:
+        collect(engine, prompts, pool, engine.options(step=1, n=8, max_response_length=8))
+    assert pool.events.count("submit") == 32
+    last_wait_for_the_engine = len(pool.events) - 1 - pool.events[::-1].index("rollout")
+    assert pool.events.index("submit") < last_wait_for_the_engine
+    assert pool.events[-1] == "reward", "what is left to wait for is counted as reward"
+
+
+def test_rewards_stand_in_the_order_of_the_rollouts(tmp_path: Path, pool: Watched) -> None:
+    """Responses end in another order than they are numbered, and each is scored with its own prompt."""
+    workers = start_tiny(tmp_path / "model")
+    prompts = prompts_of(workers)
+    with workers.rollout_phase() as engine:
+        options = engine.options(step=1, n=6, max_response_length=12)
+        order = [(response.group, response.index) for response in engine.stream(prompts, options)]
+        rollouts, rewards = collect(engine, prompts, pool, options)
+    assert order != sorted(order)
+    assert len(rewards.values) == len(rollouts) == 24
+    for row, text in enumerate(rollouts.texts):
+        assert bool(rewards.valid[row]) == (not text[:1].isdigit())
+        if rewards.valid[row]:
+            expected = len(text) + len(rollouts.prompt_of(row).text) / 100
+            assert float(rewards.values[row]) == pytest.approx(expected)
+        else:
+            assert "a digit" in rewards.problems[row]
+    assert 0 < rewards.num_invalid < 24
+    assert set(rewards.problems) == {row for row in range(24) if not rewards.valid[row]}
+
+
+def test_score_takes_any_function_and_gives_the_same(tmp_path: Path) -> None:
+    rollouts = rollout(start_tiny(tmp_path / "model"))
+    offset = 0.5  # of the enclosing function, as in a notebook
+
+    def length(response: str, ground_truth: object) -> float:
+        return len(response) + offset
+
+    rewards = td.score(length, rollouts, workers=1)
+    assert rewards.values.tolist() == [len(text) + 0.5 for text in rollouts.texts]
+    assert bool(rewards.valid.all())
+
+
+def test_fault_33_metrics_are_averaged_over_the_rows_that_have_them() -> None:
+    rewards = as_rewards([Score(1.0, {"a": 1.0}), Score(None, error="raised"), Score(0.0, {"a": 3.0, "b": 5.0})])
+    assert rewards.metrics == {"a": 2.0, "b": 5.0}
+    assert rewards.valid.tolist() == [True, False, True]
+    assert rewards.problems == {1: "raised"}
+    assert (rewards.mean, rewards.num_invalid) == (0.5, 1)
