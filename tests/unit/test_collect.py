@@ -1,4 +1,4 @@
-from __future__ import annotations
+"""Scores as tensors: what has no value is marked; own numbers are averaged over the responses that have them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
