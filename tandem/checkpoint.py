@@ -182,9 +182,10 @@ class CheckpointWriter:
 
     def _delete_old(self) -> None:
         checkpoints = complete_checkpoints(self.run_folder)
-        scored = [(read_state(path)["score"], number) for number, path in enumerate(checkpoints)]
-        best = sorted((pair for pair in scored if pair[0] is not None), reverse=True)[: self.keep_best]
-        wanted = {number for _, number in best} | set(range(len(checkpoints))[-self.keep :])
+        scores = [read_state(path)["score"] for path in checkpoints]
+        scored = [number for number, score in enumerate(scores) if score is not None]
+        best = sorted(scored, key=lambda number: -scores[number])[: self.keep_best]  # the earlier of equals
+        wanted = {*best, *range(len(checkpoints))[-self.keep :]}
         for number, path in enumerate(checkpoints):
             if number not in wanted:
                 _remove(path)

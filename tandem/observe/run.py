@@ -218,8 +218,8 @@ class Run:
         self._invalid_rewards.load_state_dict(state["invalid_rewards"])
 
     def _remaining_steps(self, done: int, total: int) -> Iterator[int]:
-        if self.stop.is_set():
-            self._ends = True
+        if self.stop.is_set() or self.best.patience_is_out:
+            self._ends = done < total
             return
         self._timing.take()  # what came before the first step is not a part of it
         for step in range(done + 1, total + 1):

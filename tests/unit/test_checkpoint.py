@@ -1,0 +1,85 @@
+"""Which checkpoints are kept, and what a failed write does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tandem.checkpoint import CheckpointWriter, Snapshot, complete_checkpoints, read_moments, read_state
+from tandem.errors import CheckpointError
+
+
+def save_nothing(weights: Mapping[str, Tensor], folder: Path) -> None:
+    folder.mkdir()
+
+
+def disk_is_full(weights: Mapping[str, Tensor], folder: Path) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def snapshot(step: int, score: float | None = None) -> Snapshot:
+    moments = {"exp_avg.w": torch.full((3,), float(step)), "step.w": torch.tensor(float(step))}
+    return Snapshot(step=step, weights={}, moments=moments, state={"note": "mine"}, score=score)
+
+
+def kept_of(folder: Path, scores: Sequence[float | None], *, keep: int, keep_best: int) -> list[int]:
+    writer = CheckpointWriter(folder, keep=keep, keep_best=keep_best, background=True)
+    for step, score in enumerate(scores, start=1):
+        writer.write(snapshot(step, score), save_nothing)
+    writer.wait()
+    return [int(read_state(path)["step"]) for path in complete_checkpoints(folder)]
+
+
+@pytest.mark.parametrize(
+    ("scores", "keep", "keep_best", "expected"),
+    [
+        ([0.2, 0.9, 0.5, 0.1], 1, 1, [2, 4]),
+        ([0.2, 0.9, 0.9, 0.1], 1, 1, [2, 4]),  # the earlier of equals, as the run counts it
+        ([None, 0.9, None, None], 2, 1, [2, 3, 4]),
+        ([0.3, 0.1, 0.2, 0.4], 1, 2, [1, 4]),
+        ([0.3, 0.1, 0.2, 0.1], 2, 0, [3, 4]),
+    ],
+)
+def test_the_newest_and_the_best_are_kept(
+    tmp_path: Path, scores: Sequence[float | None], keep: int, keep_best: int, expected: list[int]
+) -> None:
+    assert kept_of(tmp_path, scores, keep=keep, keep_best=keep_best) == expected
+
+
+def test_moments_and_state_come_back(tmp_path: Path) -> None:
+    kept_of(tmp_path, [0.5], keep=1, keep_best=0)
+    (path,) = complete_checkpoints(tmp_path)
+    into = {"exp_avg.w": torch.zeros(3), "step.w": torch.zeros(())}
+    read_moments(path, into)
+    assert into["exp_avg.w"].tolist() == [1.0, 1.0, 1.0]
+    assert into["step.w"] == 1
+    assert read_state(path)["note"] == "mine"
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_fault_41_a_write_that_fails_is_told_and_what_was_there_stays(tmp_path: Path, background: bool) -> None:
+    writer = CheckpointWriter(tmp_path, keep=1, keep_best=0, background=background)
+    writer.write(snapshot(1), save_nothing)
+    with pytest.raises(CheckpointError, match=r"No space left on device\n  -> free disk space"):
+        write_and_wait(writer)
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["step_000001"]
+    writer.write(snapshot(3), save_nothing)
+    writer.wait()
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["step_000003"]
+
+
+def write_and_wait(writer: CheckpointWriter) -> None:
+    writer.write(snapshot(2), disk_is_full)
+    writer.wait()
+
+
+def test_leftovers_of_a_killed_process_are_removed_and_are_no_checkpoints(tmp_path: Path) -> None:
+    for name in ("step_000003.partial", "step_000001.deleted", "step_000002"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["step_000002"]
+    CheckpointWriter(tmp_path, keep=1, keep_best=0, background=True).clean()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_000002"]
