@@ -10,7 +10,7 @@ import tandem as td
 from tandem.collect import as_rewards, collect
 from tandem.rewards.pool import RewardPool
 from tandem.rewards.sample import Sample, Score
-from tests.unit.hybrid.made import prompts_of, rollout, start_tiny
+from tests.unit.hybrid.made import config_of, prompts_of, rollout, start_tiny
 
 REWARD = """
 def score(response, prompt):
@@ -33,9 +33,8 @@ class Watched(RewardPool):
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[Watched]:
     (tmp_path / "reward.py").write_text(REWARD)
-    section = {"function": f"{tmp_path / 'reward.py'}:score", "workers": 2}
-    config = td.config_from_dict({"reward": section}, need_data=False).reward
-    with Watched(config) as pool:
+    config = config_of(reward={"function": f"{tmp_path / 'reward.py'}:score", "workers": 2})
+    with Watched(config.reward) as pool:
         pool.events = []
         yield pool
 

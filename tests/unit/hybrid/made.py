@@ -64,3 +64,8 @@ def trainer_logprobs(workers: td.Workers, rollouts: td.Rollouts) -> Tensor:
 def contrast(rollouts: td.Rollouts) -> Tensor:
     """Advantages +1, -1, +1, ... of the responses."""
     return torch.tensor([1.0, -1.0]).repeat(len(rollouts))[: len(rollouts)]
+
+
+def config_of(**sections: Mapping[str, Any]) -> td.Config:
+    """A checked config, for rooms that take a section of it; its model is never loaded."""
+    return td.config_from_dict({"model": {"path": "policy"}, **sections}, need_data=False, need_reward=False)
