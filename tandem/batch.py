@@ -78,18 +78,15 @@ class Rollouts:
         ordered = sorted(responses, key=lambda response: (response.group, response.index))
         lengths = torch.tensor([len(response.tokens) for response in ordered], dtype=torch.int64)
         width = max([1, *(len(response.tokens) for response in ordered)])
-        tokens = torch.zeros(len(ordered), width, dtype=torch.int64)
-        logprobs = torch.zeros(len(ordered), width, dtype=torch.float32)
-        for row, response in enumerate(ordered):
-            tokens[row, : len(response.tokens)] = torch.tensor(response.tokens, dtype=torch.int64)
-            logprobs[row, : len(response.tokens)] = torch.tensor(response.logprobs, dtype=torch.float32)
+        tokens = [[*response.tokens, *[0] * (width - len(response.tokens))] for response in ordered]
+        logprobs = [[*response.logprobs, *[0.0] * (width - len(response.tokens))] for response in ordered]
         return Rollouts(
             prompts=tuple(prompts),
             group_ids=torch.tensor([response.group for response in ordered], dtype=torch.int64),
-            response_tokens=tokens,
+            response_tokens=torch.tensor(tokens, dtype=torch.int64).view(len(ordered), width),
             response_lengths=lengths,
             response_mask=torch.arange(width)[None, :] < lengths[:, None],
-            rollout_logprobs=logprobs,
+            rollout_logprobs=torch.tensor(logprobs, dtype=torch.float32).view(len(ordered), width),
             texts=tuple(response.text for response in ordered),
             finish_reasons=tuple(response.finish_reason for response in ordered),
             temperature=temperature,

@@ -31,5 +31,8 @@ class RolloutConfig(Section):
     max_concurrent: Count = Field(256, description="Most responses decoded at once.")
     kv_cache_gib: Positive | Auto = Field(
         "auto",
-        description="Memory for keys and values while sampling, in GiB. auto = what max_concurrent responses need.",
+        description=(
+            "Memory for keys and values while sampling, in GiB. auto = what max_concurrent responses need, a quarter of "
+            "the memory at most."
+        ),
     )
