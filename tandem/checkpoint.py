@@ -15,9 +15,9 @@ import json
 import os
 import re
 import shutil
-import threading
 import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,8 +114,9 @@ class CheckpointWriter:
         self.keep = keep
         self.keep_best = keep_best
         self.background = background
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        # Not daemons: a program that ends by itself waits for its last checkpoint.
+        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tandem-checkpoint")
+        self._pending: Future[None] | None = None
 
     def write(self, snapshot: Snapshot, save_model: SaveModel) -> None:
         """Write one checkpoint, after the one before is complete.
@@ -128,15 +129,9 @@ class CheckpointWriter:
             CheckpointError: This write failed (the disk is full, the folder cannot be written), or the one before.
         """
         self.wait()
+        self._pending = self._threads.submit(self._write, snapshot, save_model)
         if not self.background:
-            self._write_guarded(snapshot, save_model)
             self.wait()
-            return
-        # Not a daemon: a program that ends by itself waits for its last checkpoint.
-        self._thread = threading.Thread(
-            target=self._write_guarded, args=(snapshot, save_model), name="tandem-checkpoint"
-        )
-        self._thread.start()
 
     def wait(self) -> None:
         """Return when nothing is being written.
@@ -144,41 +139,42 @@ class CheckpointWriter:
         Raises:
             CheckpointError: The last write failed.
         """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            pending.result()
+        except (OSError, CheckpointException) as error:
             raise CheckpointError(
                 f"a checkpoint could not be written to {self.folder}: {error}",
                 remedy="free disk space or set run.folder to another disk; earlier checkpoints are intact, "
                 "and the same command goes on from them",
             ) from error
 
-    def _write_guarded(self, snapshot: Snapshot, save_model: SaveModel) -> None:
-        try:
-            self._write(snapshot, save_model)
-        except (OSError, RuntimeError, CheckpointException) as error:  # safetensors reports a full disk as RuntimeError
-            self._error = error
-
     def _write(self, snapshot: Snapshot, save_model: SaveModel) -> None:
         final = self.folder / f"step_{snapshot.step:06d}"
         partial = final.with_name(final.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        save_model(snapshot.weights, partial / "model")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-            writer = HuggingFaceStorageWriter(str(partial / "optimizer"), save_distributed=True)
-            dcp.save(dict(snapshot.moments), storage_writer=writer, no_dist=True)
-        state = {"format": FORMAT, "step": snapshot.step, "score": snapshot.score, **snapshot.state}
-        (partial / "state.json").write_text(json.dumps(state, indent=1))
-        _flush_tree(partial)
-        if final.exists():  # the same step again
-            _remove(final)
-        partial.rename(final)
+        try:
+            self._write_into(partial, snapshot, save_model)
+            if final.exists():  # the same step again
+                _remove(final)
+            partial.rename(final)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)  # a failed one must not fill the disk
         _flush(self.folder)
         self._delete_old()
+
+    def _write_into(self, folder: Path, snapshot: Snapshot, save_model: SaveModel) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        save_model(snapshot.weights, folder / "model")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+            writer = HuggingFaceStorageWriter(str(folder / "optimizer"), save_distributed=True)
+            dcp.save(dict(snapshot.moments), storage_writer=writer, no_dist=True)
+        state = {"format": FORMAT, "step": snapshot.step, "score": snapshot.score, **snapshot.state}
+        (folder / "state.json").write_text(json.dumps(state, indent=1))
+        _flush_tree(folder)
 
     def _delete_old(self) -> None:
         checkpoints = complete_checkpoints(self.run_folder)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -175,16 +176,25 @@ def save_model(
     state = {name: _cast(tensor.detach(), dtype) for name, tensor in state.items()}
     _make_saveable(model.generation_config)
     folder.mkdir(parents=True, exist_ok=True)
-    try:
+    with _write_errors():
         model.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_bytes)
-    except SafetensorError as error:  # its only way to say that the disk is full
-        raise OSError(str(error)) from error
-    tokenizer.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
     if dtype is not None:
         file = folder / "config.json"
         fields = json.loads(file.read_text(encoding="utf-8"))
         fields["dtype"] = str(dtype).removeprefix("torch.")
         file.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _write_errors() -> Generator[None]:
+    """A full disk as OSError. safetensors and tokenizers report it by a class of their own and by bare Exception."""
+    try:
+        yield
+    except Exception as error:
+        if type(error) not in (SafetensorError, Exception):
+            raise
+        raise OSError(str(error)) from error
 
 
 def _own_state(model: PreTrainedModel) -> dict[str, Tensor]:

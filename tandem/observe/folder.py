@@ -10,6 +10,7 @@ checkpoints/
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from datetime import UTC, datetime
@@ -128,8 +129,13 @@ def lock(folder: Path) -> IO[str]:
             remedy="wait for it, stop it, or take another run.folder",
         ) from error
     file.truncate(0)
-    file.write(f"process {os.getpid()}")
-    file.flush()
+    try:
+        file.write(f"process {os.getpid()}")
+        file.flush()
+    except OSError:
+        with contextlib.suppress(OSError):  # closing tries to write it once more
+            file.close()
+        raise
     return file
 
 

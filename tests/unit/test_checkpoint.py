@@ -83,3 +83,13 @@ def test_leftovers_of_a_killed_process_are_removed_and_are_no_checkpoints(tmp_pa
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["step_000002"]
     CheckpointWriter(tmp_path, keep=1, keep_best=0, background=True).clean()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_000002"]
+
+
+def test_no_error_of_the_background_is_lost(tmp_path: Path) -> None:
+    def wrong(weights: Mapping[str, Tensor], folder: Path) -> None:
+        raise KeyError("a bug")
+
+    writer = CheckpointWriter(tmp_path, keep=1, keep_best=0, background=True)
+    writer.write(snapshot(1), wrong)
+    with pytest.raises(KeyError, match="a bug"):
+        writer.wait()
