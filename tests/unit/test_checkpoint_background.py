@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tandem.checkpoint import CheckpointWriter, Snapshot, complete_checkpoints
+
+
+def test_in_the_background_the_run_goes_on_meanwhile(tmp_path: Path) -> None:
+    """The write waits for something that comes after `write` has returned: in the foreground that could not be."""
+    returned = threading.Event()
+    found: list[bool] = []
+
+    def save(weights: Mapping[str, Tensor], folder: Path) -> None:
+        folder.mkdir(parents=True)
+        found.append(returned.wait(timeout=20 if background else 0))
+
+    for background in (True, False):
+        returned.clear()
+        writer = CheckpointWriter(tmp_path / str(background), keep=1, keep_best=0, background=background)
+        writer.write(Snapshot(1, {}, {"moment": torch.zeros(2)}, {}, None), save)
+        is_complete = bool(complete_checkpoints(tmp_path / str(background)))
+        returned.set()
+        writer.wait()
+        assert is_complete == (not background)
+        assert complete_checkpoints(tmp_path / str(background))
+    assert found == [True, False]
