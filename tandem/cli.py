@@ -39,10 +39,13 @@ def train(config_file: ConfigFile, overrides: Overrides = None) -> None:
     Ctrl-C and SIGTERM finish the step, save, and leave with exit code 0: the same command goes on. A second one leaves
     at once.
     """
+    from tandem.observe.console import Console
+
     loaded = _load(config_file, overrides)
     with _stop_on_signals() as stop:
-        from tandem.hybrid.start import resolve_here
-        from tandem.train import train as run_training
+        with Console().task("starting"):  # importing PyTorch and transformers takes seconds
+            from tandem.hybrid.start import resolve_here
+            from tandem.train import train as run_training
 
         _quiet_libraries()
         run_training(resolve_here(loaded, name=config_file.stem), stop=stop)

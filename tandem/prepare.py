@@ -14,6 +14,7 @@ from tandem.hybrid.start import check_lengths, resolve_here
 from tandem.model.facts import check_model
 from tandem.model.source import resolve_model_path
 from tandem.model.tokenizer import load_tokenizer
+from tandem.observe.console import Console
 from tandem.rewards.pool import start_rewards
 
 
@@ -33,7 +34,19 @@ def prepare(config: Config, reward: Callable[..., object] | None = None) -> Plan
     Raises:
         TandemError: All that is wrong and does not depend on each other, at once.
     """
+    console = Console()
     config = resolve_here(config)
+    with console.task("looking at reward, model and data"):
+        _check(config, reward)
+    with console.task("reading the prompts"):
+        tokenizer = load_tokenizer(config.model)
+        seed = config.run.seed
+        prompts = Prompts.from_config(config.data, tokenizer, seed=seed)
+        held_out = HeldOut.load(config.evaluation, config.data, tokenizer, seed=seed)
+    return Plan(config, prompts, held_out, config.run.steps or prompts.steps_for(config.data.epochs))
+
+
+def _check(config: Config, reward: Callable[..., object] | None) -> None:
     checks: list[Callable[[], None]] = [
         lambda: start_rewards(config.reward, reward).close(),  # it loads the function, as it will later
         lambda: check_lengths(config, check_model(config.model)),
@@ -44,11 +57,6 @@ def prepare(config: Config, reward: Callable[..., object] | None = None) -> Plan
     errors = [error for check in checks if (error := _error_of(check)) is not None]
     if errors:
         raise errors[0] if len(errors) == 1 else SeveralErrors(errors)
-    tokenizer = load_tokenizer(config.model)
-    seed = config.run.seed
-    prompts = Prompts.from_config(config.data, tokenizer, seed=seed)
-    held_out = HeldOut.load(config.evaluation, config.data, tokenizer, seed=seed)
-    return Plan(config, prompts, held_out, config.run.steps or prompts.steps_for(config.data.epochs))
 
 
 def _error_of(check: Callable[[], None]) -> TandemError | None:

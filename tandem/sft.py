@@ -35,7 +35,8 @@ def warm_start(
     """
     if config.train is None or config.steps == 0:
         return
-    examples = load_examples(config.train, workers.tokenizer, data, seed=seed)
+    with console.task("reading the answers for the warm start"):
+        examples = load_examples(config.train, workers.tokenizer, data, seed=seed)
     with workers.train_phase() as trainer, console.task("warm start", config.steps) as task:
         for rows in _batches(len(examples), config.batch_size, config.steps, seed):
             batch = [examples[row] for row in rows]

@@ -13,8 +13,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 
 import rich.console
+import rich.progress
 from rich import box
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -34,6 +36,13 @@ CELLS: Mapping[str, tuple[str, int]] = {
 }
 DROPPED_WHEN_NARROW = ("policy/ratio_mean", "rollout/response_length_mean", "policy/kl", "timing_s/step")
 ALERTS: Mapping[str, str] = {"reward/invalid": "invalid", "policy/skipped_updates": "skipped"}
+
+
+class _Bar(BarColumn):
+    """A bar where there is an end to move to, nothing where there is none."""
+
+    def render(self, task: rich.progress.Task) -> ProgressBar | Text:
+        return Text() if task.total is None else super().render(task)
 
 
 class Task:
@@ -86,12 +95,15 @@ class Console:
         self._clock = clock
         self._progress: Progress | None = None
         self._steps: TaskID | None = None  # row of the steps in the live bar
+        self._before_steps: TaskID | None = None  # row of what goes on before there are any
+        self._phase = ""
         self._in_steps = False
         self._warnings: Counter[str] = Counter()
         self._durations: deque[float] = deque(maxlen=20)  # of the last steps, for the time left
 
     def start(self, title: str, facts: Mapping[str, str]) -> None:
         """Show what is about to run."""
+        self._end_phase()
         self._table(title, facts)
 
     def finish(self, title: str, facts: Mapping[str, str], next_steps: Sequence[str] = ()) -> None:
@@ -130,6 +142,7 @@ class Console:
     @contextmanager
     def task(self, description: str, total: int | None = None) -> Generator[Task]:
         """Show the progress of something that takes a while, such as loading a model: `task.advance()`."""
+        self._end_phase()
         task = Task(description, total, self._clock)
         within_steps = self._in_steps
         if self.live:
@@ -159,12 +172,24 @@ class Console:
                     self.close()
 
     def phase(self, name: str) -> None:
-        """Show what the run is busy with, in the live bar; empty = nothing in particular."""
-        if self._progress is not None and self._steps is not None:
-            self._progress.update(self._steps, description=name)
+        """Show what the run is busy with; empty = nothing in particular.
+
+        Within the steps it stands in the live bar. Before, it is shown until something else is.
+        """
+        if self._in_steps:
+            if self._progress is not None and self._steps is not None:
+                self._progress.update(self._steps, description=name)
+        elif name and name != self._phase:
+            self._end_phase()
+            self._phase = name
+            if self.live:
+                self._before_steps = self._bars().add_task(name, total=None, count="", left="")
+            else:
+                self._print(Text(f"{name} ..."))
 
     def begin_steps(self, done: int, total: int) -> None:
         """Start the live bar of the steps, `done` of which were made before."""
+        self._end_phase()
         self._in_steps = True
         if self.live:
             self._steps = self._bars().add_task("", total=total, completed=done, count=f"{done}/{total}", left="")
@@ -188,8 +213,15 @@ class Console:
         """Take the live bar away. What was printed stays."""
         if self._progress is not None:
             self._progress.stop()
-        self._progress = self._steps = None
+        self._progress = self._steps = self._before_steps = None
         self._in_steps = False
+        self._phase = ""
+
+    def _end_phase(self) -> None:
+        if self._progress is not None and self._before_steps is not None:
+            self._progress.remove_task(self._before_steps)
+        self._before_steps = None
+        self._phase = ""
 
     def _step_line(self, step: int, total: int, metrics: Mapping[str, float], left: float, evaluated: str) -> Text:
         shown = {name: metrics[name] for name in CELLS if math.isfinite(metrics.get(name, math.nan))}
@@ -233,7 +265,7 @@ class Console:
             self._progress = Progress(
                 SpinnerColumn(),
                 TextColumn("{task.fields[count]}"),
-                BarColumn(bar_width=30),
+                _Bar(bar_width=30),
                 TextColumn("{task.fields[left]}", style="dim"),
                 TextColumn("{task.description}"),
                 console=self.console,

@@ -88,6 +88,7 @@ class Run:
                 warn=lambda message: self.console.warn("tracker lost", message),
             )
             stack.callback(self._trackers.close)
+            self.console.phase("loading the model")  # what comes next
             self._exit = stack.pop_all()
         return self
 

@@ -203,3 +203,25 @@ def test_duration(seconds: float, text: str) -> None:
 def test_a_console_is_there_before_torch_is() -> None:
     code = "import sys, tandem.observe.console; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_before_the_steps_each_thing_that_goes_on_is_said_once() -> None:
+    console, file = plain()
+    for name in ("loading the model", "evaluation", "", "evaluation", ""):
+        console.phase(name)
+    console.begin_steps(0, 3)
+    console.phase("rollout")
+    assert file.getvalue().splitlines() == ["loading the model ...", "evaluation ..."]
+
+
+def test_before_the_steps_the_terminal_shows_what_goes_on_and_takes_it_away() -> None:
+    console, file = terminal()
+    console.phase("loading the model")
+    console.phase("evaluation")
+    assert console._progress is not None
+    assert [task.description for task in console._progress.tasks] == ["evaluation"]
+    console.begin_steps(0, 3)
+    assert [task.total for task in console._progress.tasks] == [3]
+    console.close()
+    assert "evaluation" in file.getvalue()
+    assert "━" not in file.getvalue().split("0/3")[0], "no bar where there is no end"
