@@ -17,7 +17,8 @@ from tests.tiny import addition_rows, tiny_model_folder, write_verl_parquet
 
 NOTES = Path(__file__).parents[2] / "examples" / "notes.yaml"
 REWARD = Path(__file__).with_name("notes_reward.py")
-LR, LENGTH, PROMPTS = 2e-5, 10, 4
+# AdamW divides a gradient by its own size: where that is near 0, rounding moves a weight by a part of the learning rate.
+LR, LENGTH, PROMPTS = 1e-5, 10, 4
 
 
 def plain(folder: Path) -> PreTrainedModel:
