@@ -36,8 +36,7 @@ Overrides = Annotated[
 def train(config_file: ConfigFile, overrides: Overrides = None) -> None:
     """Train a policy; on a run folder that holds a checkpoint, go on from it.
 
-    Ctrl-C and SIGTERM finish the step, save, and leave with exit code 0: the same command goes on. A second one leaves
-    at once.
+    Ctrl-C or SIGTERM: finish the step, save, exit with 0; the same command goes on. A second one: leave at once.
     """
     from tandem.observe.console import Console
 
@@ -54,24 +53,31 @@ def train(config_file: ConfigFile, overrides: Overrides = None) -> None:
 @app.command()
 def evaluate(config_file: ConfigFile, overrides: Overrides = None) -> None:
     """Sample and score the held-out prompts with the model as it is (or the run's newest checkpoint)."""
-    from rich.console import Console
-    from rich.table import Table
+    from tandem.observe.console import Console
 
-    from tandem.evaluate import evaluate as run_evaluation
-    from tandem.hybrid.start import resolve_here, start_workers
-    from tandem.prepare import prepare
-    from tandem.rewards.pool import start_rewards
-
-    plan = prepare(resolve_here(_load(config_file, overrides), name=config_file.stem))
-    _quiet_libraries()
-    if not plan.held_out.sets:
+    loaded = _load(config_file, overrides)
+    if loaded.evaluation.data is None:
         raise TandemError("there is nothing to evaluate on", remedy="set evaluation.data to a file of held-out prompts")
-    with start_workers(plan.config) as workers, start_rewards(plan.config.reward) as reward_fn:
+    console = Console()
+    with console.task("starting"):
+        from tandem.checkpoint import find_checkpoint
+        from tandem.evaluate import evaluate as run_evaluation
+        from tandem.hybrid.start import resolve_here, start_workers
+        from tandem.prepare import prepare
+        from tandem.rewards.pool import start_rewards
+
+    _quiet_libraries()
+    plan = prepare(resolve_here(loaded, name=config_file.stem))
+    checkpoint = find_checkpoint(Path(str(plan.config.run.folder)))
+    model = checkpoint or plan.config.model.path or "a new model with random weights"
+    with (
+        console.task(f"evaluating {model}"),
+        start_workers(plan.config) as workers,
+        start_rewards(plan.config.reward) as reward_fn,
+    ):
         evaluation = run_evaluation(workers, reward_fn, plan.held_out, plan.config, step=0)
-    table = Table("metric", "value")
-    for name, value in evaluation.metrics.items():
-        table.add_row(name, f"{value:.4f}")
-    Console().print(table)
+    metrics = {name: f"{value:.4f}" for name, value in evaluation.metrics.items()}
+    console.finish("Evaluation", {"model": str(model), **metrics, "without a reward": str(evaluation.num_invalid)})
 
 
 @app.command()

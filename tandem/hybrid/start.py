@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from tandem.config.load import config_from_dict
 from tandem.config.model import ModelConfig
 from tandem.config.resolve import resolve_config
 from tandem.config.schema import Config
-from tandem.errors import ModelError
+from tandem.errors import CheckpointError, ModelError
 from tandem.hybrid.phases import Timing, untimed
 from tandem.hybrid.train_phase import TrainSettings
 from tandem.hybrid.worker import DTYPES, Worker, WorkerOptions
@@ -120,20 +122,21 @@ def _start(
     source = config.model
     if checkpoint is not None:
         source = source.model_copy(update={"path": str(checkpoint / "model"), "new": None, "tokenizer": None})
-    tokenizer = load_tokenizer(source)
-    facts = check_model(source)
+    with _errors_of(checkpoint):
+        tokenizer = load_tokenizer(source)
+        facts = check_model(source)
     if run_folder is not None:
         check_lengths(config, facts)
     train = _train_settings(config, total_steps, loss)
     reference, keep_in = _reference(config, run_folder, needed=train.loss.needs_reference)
-    group = LocalGroup(lambda: Worker(_worker_options(config, source, facts, auto), tokenizer), auto.settings)
+    with _errors_of(checkpoint):
+        group = LocalGroup(lambda: Worker(_worker_options(config, source, facts, auto), tokenizer), auto.settings)
     writer = None
     if run_folder is not None:
         options = config.checkpoint
         writer = CheckpointWriter(
             run_folder, keep=options.keep, keep_best=options.keep_best, background=options.background
         )
-        writer.clean()
     return Workers(
         group,
         tokenizer=tokenizer,
@@ -146,6 +149,20 @@ def _start(
         checkpoint=checkpoint,
         timing=timing,
     )
+
+
+@contextmanager
+def _errors_of(checkpoint: Path | None) -> Generator[None]:
+    """A model that comes from a checkpoint and cannot be loaded is not the fault of the config's `model.path`."""
+    try:
+        yield
+    except ModelError as error:
+        if checkpoint is None:
+            raise
+        raise CheckpointError(
+            f"{checkpoint} cannot be loaded: {error.message}",
+            remedy="it is damaged: delete this checkpoint folder to use an older one",
+        ) from error
 
 
 def _decide(config: Config) -> _Auto:

@@ -209,6 +209,8 @@ class Workers:
         Raises:
             CheckpointError: It is damaged or belongs to another model.
         """
+        if self._writer is not None:
+            self._writer.clean()
         if self._checkpoint is None:
             return 0
         state = read_state(self._checkpoint)
