@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+from typing_extensions import override
 
 from tandem.observe.metrics import formatted
 
@@ -41,8 +42,9 @@ ALERTS: Mapping[str, str] = {"reward/invalid": "invalid", "policy/skipped_update
 class _Bar(BarColumn):
     """A bar where there is an end to move to, nothing where there is none."""
 
-    def render(self, task: rich.progress.Task) -> ProgressBar | Text:
-        return Text() if task.total is None else super().render(task)
+    @override
+    def render(self, task: rich.progress.Task) -> ProgressBar:
+        return ProgressBar(total=0, width=0) if task.total is None else super().render(task)
 
 
 class Task:
