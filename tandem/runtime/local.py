@@ -28,6 +28,7 @@ class ComputeSettings:
         """Set them, and put back what the user's own program had."""
         threads = torch.get_num_threads()
         deterministic = torch.are_deterministic_algorithms_enabled()
+        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
         fill: bool = memory.fill_uninitialized_memory  # pyrefly: ignore[missing-attribute]
         if threads != self.threads:
             torch.set_num_threads(self.threads)
@@ -42,7 +43,7 @@ class ComputeSettings:
         finally:
             if threads != self.threads:
                 torch.set_num_threads(threads)
-            torch.use_deterministic_algorithms(deterministic)
+            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
             memory.fill_uninitialized_memory = fill  # pyrefly: ignore[missing-attribute]
 
 

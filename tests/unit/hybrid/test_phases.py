@@ -93,6 +93,7 @@ def test_the_policy_version_counts_updates_that_changed_the_weights(workers: td.
         assert trainer.update(rollouts, contrast(rollouts)).policy_version == 2
     assert workers.policy_version == 2
     assert rollout(workers).policy_version == 2
+    assert worker_of(workers).engine.policy_version == 2
     with workers.train_phase() as trainer:
         idle = trainer.update(rollouts, torch.zeros(len(rollouts)))
     assert (idle.num_updates, idle.policy_version, workers.policy_version) == (0, 2, 2)
@@ -163,6 +164,7 @@ def global_state() -> dict[str, object]:
     return {
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "fill": torch.utils.deterministic.fill_uninitialized_memory,
         "default dtype": torch.get_default_dtype(),
         "grad": torch.is_grad_enabled(),
@@ -179,10 +181,11 @@ def global_state() -> dict[str, object]:
 
 def test_starting_and_each_call_leave_the_process_as_it_was(tmp_path: Path) -> None:
     """Also between two responses of a stream, where the user's own code runs."""
+    start_tiny(tmp_path / "model")  # what transformers sets at its own first use is not ours
     threads = torch.get_num_threads()
     torch.set_num_threads(2)  # the workers use 1
+    torch.use_deterministic_algorithms(True, warn_only=True)  # the workers insist
     try:
-        workers = start_tiny(tmp_path / "model")  # what transformers sets at its own first use is not ours
         before = global_state()
         workers = start_tiny(tmp_path / "model")
         assert global_state() == before
@@ -204,6 +207,7 @@ def test_starting_and_each_call_leave_the_process_as_it_was(tmp_path: Path) -> N
         assert global_state() == before
     finally:
         torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(False)
 
 
 def test_the_same_calls_give_the_same_bits_whatever_the_user_draws_in_between(tmp_path: Path) -> None:
