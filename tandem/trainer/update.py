@@ -54,6 +54,8 @@ def update_policy(
 ) -> UpdateResult:
     """Run all mini-batches of a step. Gradients add up over micro-batches; denominators are the mini-batch's.
 
+    A mini-batch in which no row can have a gradient makes no optimizer step: momentum alone must not move the weights.
+
     Args:
         policy, optimizer: What is updated.
         batch: Rollouts with advantages and log-probs.

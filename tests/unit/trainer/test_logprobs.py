@@ -44,7 +44,6 @@ def test_a_model_with_another_attention_is_refused_with_the_remedy() -> None:
     assert "td.start(path).model" in str(caught.value)
 
 
-
 def test_the_dtype_of_the_body_is_not_that_of_a_tied_head() -> None:
     assert body_dtype(trainee(body_dtype=torch.bfloat16).model) == torch.bfloat16
     assert body_dtype(trainee().model) == torch.float32

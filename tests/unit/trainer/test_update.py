@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -48,6 +49,44 @@ def test_in_a_second_epoch_the_ratio_has_moved() -> None:
     assert twice.logprobs is not None
     assert once.logprobs is not None
     assert (twice.logprobs - once.logprobs).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("max_tokens", [1, 10_000], ids=["two micro-batches", "one"])
+def test_fault_07_the_token_mean_counts_tokens_not_responses(max_tokens: int) -> None:
+    """A tenth of the tokens at loss 0.5, nine tenths at 0.3: 0.32, where the mean of the two means is 0.40."""
+    rollouts = make_rollouts(prompt_lengths=(3,), response_lengths=((10, 90),))
+    batch = replace(make_batch(rollouts, on_policy=True), advantages=torch.tensor([[0.5], [0.3]]))
+
+    def advantage_as_loss(*, logprobs: Tensor, advantages: Tensor, **_: object) -> Tensor:
+        return advantages + 0 * logprobs
+
+    options = UpdateOptions(packing=PackingOptions("varlen", max_tokens))
+    result = run_update(trainee(), batch, FunctionLoss(advantage_as_loss), options)
+    assert result.loss == pytest.approx(0.32, rel=1e-6)
+
+
+def test_fault_09_old_logprobs_50_away_give_a_finite_loss_and_gradient() -> None:
+    batch = make_batch(make_rollouts(), reference=True)
+    for distance in (-50.0, 50.0):
+        far = replace(batch, old_logprobs=batch.old_logprobs + distance, ref_logprobs=batch.ref_logprobs - distance)
+        learner = trainee()
+        result = run_update(learner, far, ClippedSurrogate(clip_dual=3.0, kl_coef=0.1), SMALL)
+        assert (result.num_updates, result.num_skipped) == (1, 0)
+        assert math.isfinite(result.loss)
+        assert bool(learner.vector().isfinite().all())
+
+
+def test_a_mini_batch_without_signal_makes_no_optimizer_step() -> None:
+    """Else AdamW's momentum would move the weights although nothing was learned."""
+    rollouts = make_rollouts()
+    options = UpdateOptions(mini_batch_responses=6, shuffle="none")
+    learner = trainee()
+    result = run_update(learner, make_batch(rollouts, idle=range(6, 12)), ClippedSurrogate(), options)
+    assert (result.num_updates, result.num_skipped) == (1, 0)
+    once = trainee()
+    first = make_batch(rollouts)
+    run_update(once, replace(first, loss_mask=first.loss_mask & (torch.arange(12) < 6)[:, None]), ClippedSurrogate())
+    assert torch.equal(learner.vector(), once.vector())
 
 
 @pytest.mark.parametrize("where", ["old_logprobs", "ref_logprobs", "advantages"])
