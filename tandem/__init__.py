@@ -10,8 +10,12 @@ Names are imported when they are first used: `import tandem` itself takes no tim
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
+
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from tandem.algorithm.advantages import estimate_advantages, grpo_advantages
@@ -121,3 +125,16 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES})
+
+
+class _Package(ModuleType):
+    """Keeps `td.train` the function. Whoever first imports the module of the same name, `from tandem.train import
+    train`, has Python bind the module to the package under that name: here it does not."""
+
+    @override
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -105,3 +105,9 @@ except SystemExit as end:
 def test_rewards_and_config_load_no_torch() -> None:
     loaded = modules_after("import tandem.config, tandem.rewards.worker, tandem.rewards.maths, tandem.errors")
     assert not loaded & {"torch", "transformers"}
+
+
+@pytest.mark.parametrize("name", ["collect", "evaluate", "prepare", "train"])
+def test_a_function_is_not_hidden_by_the_module_of_its_name(name: str) -> None:
+    code = f"import tandem.{name}, tandem as td; assert callable(td.{name}), td.{name}"
+    subprocess.run([sys.executable, "-c", code], check=True)
