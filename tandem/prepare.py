@@ -10,9 +10,8 @@ from tandem.data.examples import check_examples
 from tandem.data.prompts import Prompts, check_data
 from tandem.errors import SeveralErrors, TandemError
 from tandem.evaluate import HeldOut
-from tandem.hybrid.start import check_lengths, resolve_here
+from tandem.hybrid.start import check_lengths, check_reference, resolve_here
 from tandem.model.facts import check_model
-from tandem.model.source import resolve_model_path
 from tandem.model.tokenizer import load_tokenizer
 from tandem.observe.console import Console
 from tandem.rewards.pool import start_rewards
@@ -50,7 +49,7 @@ def _check(config: Config, reward: Callable[..., object] | None) -> None:
     checks: list[Callable[[], None]] = [
         lambda: start_rewards(config.reward, reward).close(),  # it loads the function, as it will later
         lambda: check_lengths(config, check_model(config.model)),
-        lambda: _check_reference(config),
+        lambda: check_reference(config),
         lambda: check_data(config.data, _held_out_files(config), seed=config.run.seed),
         lambda: _check_examples(config),
     ]
@@ -65,12 +64,6 @@ def _error_of(check: Callable[[], None]) -> TandemError | None:
     except TandemError as error:
         return error
     return None
-
-
-def _check_reference(config: Config) -> None:
-    path = config.algorithm.reference
-    if path is not None:
-        resolve_model_path(path, key="algorithm.reference")
 
 
 def _check_examples(config: Config) -> None:

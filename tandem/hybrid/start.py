@@ -24,6 +24,7 @@ from tandem.hybrid.train_phase import TrainSettings
 from tandem.hybrid.worker import DTYPES, Worker, WorkerOptions
 from tandem.hybrid.workers import Workers
 from tandem.model.facts import ModelFacts, check_model
+from tandem.model.source import resolve_model_path
 from tandem.model.tokenizer import load_tokenizer
 from tandem.runtime.local import ComputeSettings, LocalGroup
 from tandem.trainer.optim import Schedule
@@ -106,6 +107,27 @@ def check_lengths(config: Config, facts: ModelFacts) -> None:
             f"{config.rollout.max_response_length} are {longest} tokens together, but the model's context is "
             f"{facts.context_length}",
             remedy=f"lower one of them, so that both together are at most {facts.context_length}",
+        )
+
+
+def check_reference(config: Config) -> None:
+    """Find out before anything is loaded that the loss needs a reference that is nowhere.
+
+    Raises:
+        ModelError: `algorithm.reference` does not exist.
+        CheckpointError: The run to go on with began without a KL term, and did not keep its first model.
+    """
+    if config.algorithm.reference is not None:
+        resolve_model_path(config.algorithm.reference, key="algorithm.reference")
+        return
+    assert config.run.folder is not None, "the config is not resolved"
+    run_folder = Path(config.run.folder)
+    _, kept = _reference(config, run_folder, needed=config.algorithm.kl_coef > 0)
+    if kept is not None and not kept.exists() and find_checkpoint(run_folder) is not None:
+        raise CheckpointError(
+            f"algorithm.kl_coef={config.algorithm.kl_coef:g} needs the model of before the first step, which the "
+            f"run in {run_folder} did not keep, since it began without a KL term",
+            remedy="set algorithm.reference to the model to stay close to, or take another run.folder",
         )
 
 

@@ -115,6 +115,18 @@ def test_fault_38_a_damaged_checkpoint_is_named_and_the_one_before_it_can_be_use
     assert metrics_of(run)[:3] == undamaged
 
 
+def test_a_kl_term_that_comes_later_needs_a_reference_and_is_told_before_anything_changes(tmp_path: Path) -> None:
+    run = run_to(tmp_path, 1)
+    first = str(complete_checkpoints(run)[0])
+    recorded = (run / "config.yaml").read_text()
+    allowed = {"folder": str(run), "allow_changes": True}
+    with pytest.raises(CheckpointError, match=r"kl_coef=0.1 needs the model .*\n  -> set algorithm.reference"):
+        run_to(tmp_path, 2, {"run": allowed, "algorithm": {"kl_coef": 0.1}})
+    assert (run / "config.yaml").read_text() == recorded
+    run_to(tmp_path, 2, {"run": allowed, "algorithm": {"kl_coef": 0.1, "reference": first}})
+    assert metrics_of(run)[1]["policy/kl"] == 0.0, "the reference is the policy itself"
+
+
 def test_moments_of_another_model_are_refused(tmp_path: Path) -> None:
     small = run_to(tmp_path / "small", 1)
     config = small_config(tmp_path / "small")
