@@ -142,16 +142,19 @@ def test_a_signal_during_the_first_evaluation_leaves_at_once_and_the_same_comman
     assert differences(traces_of(stopped.parent / "run"), traces_of(whole.parent / "run")) == []
 
 
-def test_the_installed_command_stops_in_the_same_way(tmp_path: Path) -> None:
+def test_ctrl_c_in_a_terminal_which_reaches_the_whole_process_group(tmp_path: Path) -> None:
     file = small_run(tmp_path / "real", {"run": {"steps": 100_000}})
     command = [sys.executable, "-m", "tandem.cli", "train", str(file)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("step 2/"):
-                process.send_signal(signal.SIGINT)
+                os.killpg(process.pid, signal.SIGINT)
                 break
         out, error = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, error
+    assert all(line["reward/invalid"] == 0 for line in metrics_of(tmp_path / "real" / "run")), "the rewards live on"
     assert "SIGINT: finishing this step, then saving and leaving. Once more to leave at once." in error
     assert "Stopped\n" in out
