@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -12,7 +12,7 @@ from torch import Tensor
 from tandem.algorithm.masked import token_weights
 from tandem.algorithm.protocols import Loss
 from tandem.batch import Rollouts, UpdateResult
-from tandem.trainer.logprobs import PackingOptions
+from tandem.trainer.logprobs import PackingOptions, batch_logprobs
 from tandem.trainer.mini_batches import Shuffle, mini_batches
 from tandem.trainer.optim import Optimizer
 from tandem.trainer.packing import micro_batches, pack
@@ -37,7 +37,7 @@ class UpdateBatch:
     rollouts: Rollouts
     advantages: Float[Tensor, "B L"] | Float[Tensor, "B 1"]
     loss_mask: Bool[Tensor, "B L"]
-    old_logprobs: Float[Tensor, "B L"] | None  # None: the update's own, detached, so that every ratio is exactly 1
+    old_logprobs: Float[Tensor, "B L"] | None  # None: those of the policy as it is when the update begins
     ref_logprobs: Float[Tensor, "B L"] | None
 
 
@@ -68,6 +68,8 @@ def update_policy(
     Raises:
         TrainingError: Too many updates in a row were not finite.
     """
+    if batch.old_logprobs is None and not _is_one_update(batch, options):
+        batch = replace(batch, old_logprobs=batch_logprobs(policy, batch.rollouts, options.packing))
     tally = _Tally(batch.rollouts)
     for rows in mini_batches(
         batch.rollouts,
@@ -82,6 +84,12 @@ def update_policy(
             outcome = optimizer.step(lr, loss_is_finite=bool(torch.isfinite(value)))
             tally.add_update(float(value), outcome.grad_norm, taken=outcome.taken)
     return tally.result(lr, policy_version)
+
+
+def _is_one_update(batch: UpdateBatch, options: UpdateOptions) -> bool:
+    """Then its own log-probs, detached, are the old ones: no extra pass, and every ratio is exactly 1."""
+    num_responses = len(batch.rollouts)
+    return options.epochs == 1 and (options.mini_batch_responses or num_responses) >= num_responses
 
 
 def _active_rows(batch: UpdateBatch, rows: Sequence[int], loss: Loss) -> list[int]:

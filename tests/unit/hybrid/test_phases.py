@@ -113,6 +113,18 @@ def test_fault_12_rollouts_of_an_older_policy_are_never_taken_for_on_policy(work
     assert stale.clip_fraction > 0
 
 
+def test_fault_12_more_responses_than_the_config_speaks_of_are_several_updates(tmp_path: Path) -> None:
+    """In a loop of one's own the number of responses is anybody's: 16 here, for a step of 8 in the config."""
+    config = {"data": {"prompts_per_step": 1}, "rollout": {"n": 8}, "trainer": {"mini_batch_responses": 8}}
+    workers = start_tiny(tmp_path / "model", config=config)
+    rollouts = rollout(workers)
+    with workers.train_phase() as trainer:
+        assert trainer.old_logprobs(rollouts) is None
+        update = trainer.update(rollouts, contrast(rollouts))
+    assert update.num_updates == 2
+    assert update.ratio_max > 1.01
+
+
 @pytest.mark.parametrize("old_logprobs", ["update", "rollout", "recompute"])
 def test_old_logprobs_come_from_where_the_config_says(tmp_path: Path, old_logprobs: str) -> None:
     workers = start_tiny(tmp_path / "model", config={"algorithm": {"old_logprobs": old_logprobs}})

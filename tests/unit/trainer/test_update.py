@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tandem.algorithm.losses import ClippedSurrogate, FunctionLoss
 from tandem.errors import TrainingError
-from tandem.trainer.logprobs import PackingOptions
+from tandem.trainer.logprobs import PackingOptions, batch_logprobs
 from tandem.trainer.update import UpdateOptions
 from tests.unit.trainer.made import Trainee, make_batch, make_rollouts, run_update, trainee
 
@@ -39,16 +39,24 @@ def test_fault_12_on_policy_every_ratio_is_exactly_one() -> None:
     assert torch.equal(result.ratio, batch.loss_mask.float())
 
 
-def test_in_a_second_epoch_the_ratio_has_moved() -> None:
-    """Old log-probs are those before the first update, not those of the pass before."""
-    learner, rollouts = trainee(), make_rollouts()
-    batch = make_batch(rollouts)
-    once = run_update(learner, batch, ClippedSurrogate(), replace(SMALL, epochs=1), lr=0.01)
-    twice = run_update(trainee(), batch, ClippedSurrogate(), replace(SMALL, epochs=2), lr=0.01)
-    assert (once.num_updates, twice.num_updates) == (1, 2)
-    assert twice.logprobs is not None
-    assert once.logprobs is not None
-    assert (twice.logprobs - once.logprobs).abs().max() > 0.01
+@pytest.mark.parametrize("options", [{"epochs": 2}, {"mini_batch_responses": 6}], ids=str)
+def test_fault_12_with_several_updates_the_ratio_is_to_the_policy_before_the_first(options: dict[str, int]) -> None:
+    """Also where no old log-probs are given: the policy's own at each update would make every ratio 1."""
+    rollouts = make_rollouts()
+    several = replace(SMALL, **options)
+    before = batch_logprobs(trainee().policy, rollouts, PackingOptions("none"))
+    own, given = trainee(), trainee()
+    result = run_update(own, make_batch(rollouts, on_policy=True), ClippedSurrogate(), several, lr=0.01)
+    batch = replace(make_batch(rollouts), old_logprobs=before)
+    expected = run_update(given, batch, ClippedSurrogate(), several, lr=0.01)
+    assert result.num_updates == 2
+    assert result.ratio_max > 1.01
+    assert result.clip_fraction == pytest.approx(expected.clip_fraction)
+    torch.testing.assert_close(result.ratio, expected.ratio, rtol=1e-3, atol=1e-3)
+    assert result.ratio is not None
+    assert result.logprobs is not None
+    ratio = (result.logprobs - before).exp()[batch.loss_mask]
+    torch.testing.assert_close(result.ratio[batch.loss_mask], ratio, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 10_000], ids=["two micro-batches", "one"])
