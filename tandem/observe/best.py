@@ -19,7 +19,7 @@ class Best:
         self.step: int | None = None
         self.value = -math.inf
         self.without_gain = 0  # evaluations in a row that were not better than the best before them
-        self.before: dict[str, float] = {}  # the metrics of the first evaluation
+        self.before: dict[str, float] = {}  # the metrics of the evaluation before the first step
         self.latest: dict[str, float] = {}  # the metrics of the last one
         self.latest_step = 0
 
@@ -32,7 +32,7 @@ class Best:
         if self.metric not in evaluation.metrics:
             known = ", ".join(sorted(name for name in evaluation.metrics if not name.endswith("_stderr")))
             raise ConfigError([Problem("evaluation.metric", f"{self.metric} was not measured", f"use one of {known}")])
-        if not self.before:
+        if evaluation.step == 0:
             self.before = dict(evaluation.metrics)
         self.latest, self.latest_step = dict(evaluation.metrics), evaluation.step
         value = evaluation.metrics[self.metric]

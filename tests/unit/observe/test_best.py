@@ -69,3 +69,11 @@ def test_the_score_is_what_decides() -> None:
 def test_an_unknown_metric_names_those_that_there_are() -> None:
     with pytest.raises(ConfigError, match=r"pass@8 was not measured(.|\n)*use one of pass@1$"):
         Best("pass@8", None).observe(evaluation(0, 0.5))
+
+
+def test_before_is_the_evaluation_before_the_first_step_and_no_later_one() -> None:
+    best = Best("pass@1", None)
+    best.observe(evaluation(3, 0.5))
+    assert best.before == {}
+    best.observe(evaluation(0, 0.25))
+    assert best.before["pass@1"] == 0.25
