@@ -24,7 +24,7 @@ demo: $(STAMP)  ## watch a tiny model learn to add, in about three minutes
 	@$(BIN)/tandem train examples/addition.yaml
 
 test: $(STAMP)  ## run the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 lint: $(STAMP)  ## ruff, layers, sizes
 	$(BIN)/ruff check .

@@ -32,7 +32,7 @@ class RolloutConfig(Section):
     kv_cache_gib: Positive | Auto = Field(
         "auto",
         description=(
-            "Memory for keys and values while sampling, in GiB. auto = what max_concurrent responses need, a quarter of "
-            "the memory at most."
+            "Memory for keys and values while sampling, in GiB. auto = what max_concurrent responses need, "
+            "a quarter of the memory at most."
         ),
     )
