@@ -60,7 +60,9 @@ def until(process: ForkServerProcess, condition: Callable[[], bool], log: Path) 
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert not wait([process.sentinel], timeout=0.005), f"it ended:\n{log.read_text()}"
-        assert time.monotonic() < deadline, log.read_text()
+        if time.monotonic() > deadline:
+            process.kill()
+            pytest.fail(log.read_text())
 
 
 def send(process: ForkServerProcess, number: signal.Signals) -> None:
@@ -70,7 +72,9 @@ def send(process: ForkServerProcess, number: signal.Signals) -> None:
 
 def code_of(process: ForkServerProcess) -> int | None:
     process.join(PATIENCE_S)
-    return process.exitcode
+    code = process.exitcode
+    process.kill()
+    return code
 
 
 def num_lines(yaml_file: Path) -> int:
@@ -149,11 +153,14 @@ def test_ctrl_c_in_a_terminal_which_reaches_the_whole_process_group(tmp_path: Pa
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("step 2/"):
-                os.killpg(process.pid, signal.SIGINT)
-                break
-        out, error = process.communicate(timeout=PATIENCE_S)
+        try:
+            for line in process.stdout:
+                if line.startswith("step 2/"):
+                    os.killpg(process.pid, signal.SIGINT)
+                    break
+            out, error = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
     assert process.returncode == 0, error
     assert all(line["reward/invalid"] == 0 for line in metrics_of(tmp_path / "real" / "run")), "the rewards live on"
     assert "SIGINT: finishing this step, then saving and leaving. Once more to leave at once." in error
