@@ -15,7 +15,7 @@ from typing import Any
 from tandem.errors import RewardError
 from tandem.rewards.built_in import BUILT_IN, prepare_built_in
 from tandem.rewards.outcome import RESERVED, Outcome, invalid, read_many, read_one
-from tandem.rewards.raised import Raised, describe
+from tandem.rewards.raised import Raised
 from tandem.rewards.sample import Sample
 from tandem.rewards.signature import CallPlan, accepted_options, plan_call
 
@@ -77,8 +77,8 @@ async def _call(plan: CallPlan, samples: Sequence[Sample]) -> list[Outcome]:
         returned = plan(samples)
         if plan.asynchronous:
             returned = await returned
-    if raised.error is not None:
-        failed = invalid(f"reward function {plan.name} raised {describe(raised.error)}")
+    if raised.text is not None:
+        failed = invalid(f"reward function {plan.name} raised {raised.text}")
         return [failed] * len(samples)
     return read_many(plan.name, returned, len(samples)) if plan.batched else [read_one(plan.name, returned)]
 
@@ -205,9 +205,9 @@ def _import_file(path: Path, number: int) -> ModuleType:
     sys.path.insert(0, str(path.parent))  # its neighbours can be imported, as when it is run as a script
     with Raised() as raised:
         spec.loader.exec_module(module)
-    if raised.error is not None:
+    if raised.text is not None:
         raise RewardError(
-            f"reward.function: {path} cannot be imported: {describe(raised.error)}",
+            f"reward.function: {path} cannot be imported: {raised.text}",
             remedy="mend it: python must be able to run the file",
         )
     return module

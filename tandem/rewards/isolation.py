@@ -21,8 +21,11 @@ _PR_SET_PDEATHSIG = 1
 def limit_memory(max_bytes: int) -> None:
     """Let allocations beyond `max_bytes` of private memory fail, and write no core dump.
 
-    RLIMIT_DATA rather than RLIMIT_AS, which also counts addresses that a library only reserves.
+    RLIMIT_DATA rather than RLIMIT_AS, which also counts addresses that a library only reserves. A lower limit that
+    the process came with stays.
     """
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    max_bytes = max_bytes if hard == resource.RLIM_INFINITY else min(max_bytes, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (max_bytes, max_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

@@ -15,14 +15,16 @@ _FOREIGN = (f"{Path(__file__).parent}{os.sep}", f"{Path(asyncio.__file__).parent
 
 
 class Raised:
-    """Keeps what the block raised as `error`: a reward function may raise anything, `SystemExit` included.
+    """Describes what the block raised as `text`: a reward function may raise anything, `SystemExit` included.
+
+    The error itself is not kept: its frames hold all that the function had in its hands.
 
     Two things go on to the caller: running out of memory, after which the process is not fit for another call, and
     being cancelled, which is how a time limit stops a coroutine.
     """
 
     def __init__(self) -> None:
-        self.error: BaseException | None = None
+        self.text: str | None = None
 
     def __enter__(self) -> Raised:
         return self
@@ -32,11 +34,12 @@ class Raised:
     ) -> bool:
         if isinstance(error, MemoryError | asyncio.CancelledError):
             return False
-        self.error = error
+        if error is not None:
+            self.text = _described(error)
         return True
 
 
-def describe(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     """The error with the frames of the user's own code, the innermost ones if there are many."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_FOREIGN)]
     shown = "".join(traceback.format_list(frames[-MAX_FRAMES:]))

@@ -32,7 +32,7 @@ from tandem.rewards.messages import (
     write_reply,
 )
 from tandem.rewards.outcome import Outcome, invalid, timed_out
-from tandem.rewards.raised import Raised, describe
+from tandem.rewards.raised import Raised
 from tandem.rewards.sample import Sample, Score
 
 
@@ -63,12 +63,12 @@ def _load(setup: Setup) -> RewardFunction | Failed:
     with Raised() as raised:
         given = setup.function
         choice: FunctionChoice = pickle.loads(given) if isinstance(given, bytes) else given
-        return load_reward(choice, weights=setup.weights, options=setup.options, batched=setup.batched)
-    if isinstance(raised.error, RewardError):
-        return Failed(raised.error.message, raised.error.remedy)
-    assert raised.error is not None
+        try:
+            return load_reward(choice, weights=setup.weights, options=setup.options, batched=setup.batched)
+        except RewardError as error:
+            return Failed(error.message, error.remedy)
     return Failed(
-        f"the reward function cannot be rebuilt in a worker process: {describe(raised.error)}",
+        f"the reward function cannot be rebuilt in a worker process: {raised.text}",
         "it must not need objects that live in this process only; or put it in a file: reward.function=file.py:name",
     )
 
@@ -150,10 +150,8 @@ async def _evaluate(reward: RewardFunction, pickled: Sequence[bytes]) -> list[Ou
     for content in pickled:
         with Raised() as raised:
             samples.append(pickle.loads(content))
-        if raised.error is None:
-            problems.append(None)
-        else:
-            problems.append(invalid(f"the sample cannot be read in a worker process: {describe(raised.error)}"))
+        unread = f"the sample cannot be read in a worker process: {raised.text}"
+        problems.append(None if raised.text is None else invalid(unread))
     evaluated = iter(await reward.evaluate(samples))
     return [problem or next(evaluated) for problem in problems]
 

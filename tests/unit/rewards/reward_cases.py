@@ -48,6 +48,9 @@ def misbehave(response: str, ground_truth: Any) -> Any:
                 print("and on " * 1000)
         case "raise":
             raise KeyError("no such thing")
+        case "raise with full hands":
+            in_hand = bytearray(40 * 2**20)
+            raise ValueError(f"{len(in_hand)} bytes")
         case "leave":
             sys.exit(3)
         case "read":

@@ -76,6 +76,28 @@ def test_a_function_that_prints_without_end_is_kept_short() -> None:
     assert re.match(r"\(\d+ bytes left out\) \.\.\.", score.output)
 
 
+def test_what_a_call_had_in_its_hands_when_it_raised_is_let_go() -> None:
+    scores = score_all("misbehave", ["raise with full hands"] * 12, workers=1)  # 480 MiB in all, the limit is 128
+    assert {str(score.error).splitlines()[0] for score in scores} == {
+        "reward function misbehave raised ValueError: 41943040 bytes"
+    }
+
+
+def test_a_lower_limit_of_memory_that_the_process_came_with_stays() -> None:
+    command = (
+        "import resource\n"
+        "from tandem.rewards.isolation import limit_memory\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (2**30, 2**30))\n"
+        "limit_memory(2**31)\n"
+        "print(resource.getrlimit(resource.RLIMIT_DATA))\n"
+        "limit_memory(2**29)\n"
+        "print(resource.getrlimit(resource.RLIMIT_DATA))"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == f"{(2**30, 2**30)}\n{(2**29, 2**29)}\n"
+
+
 def test_a_function_that_reads_gets_the_end_of_the_input() -> None:
     (score,) = score_all("misbehave", ["read"])
     assert score.value == 0.0
