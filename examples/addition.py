@@ -13,7 +13,7 @@ from typing import Any
 
 NUM_HELDOUT = 500
 WRONG_SHARE = 0.4
-WARM_START_ROUNDS = 10  # each round shows every sum once, with wrong answers of its own
+WARM_START_ROUNDS = 5  # each round shows every sum once, with wrong answers of its own
 LARGEST_SUM = 99 + 99
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+from pathlib import Path
+
 from tandem.hybrid.workers import Workers
 from tandem.observe.run import Run
 from tandem.prepare import Plan
@@ -16,19 +20,19 @@ def show_start(run: Run, workers: Workers, plan: Plan, done: int) -> None:
     dropped = f", {plan.prompts.num_dropped} left out: too long" if plan.prompts.num_dropped else ""
     table = {
         "model": f"{name}: {facts.architecture}, {_count(facts.num_parameters)} parameters, {config.model.dtype}",
-        "prompts": f"{len(plan.prompts):,} of {config.data.max_prompt_length} tokens at most{dropped}",
-        "step": f"{config.data.prompts_per_step} prompts x {rollout.n} responses of {rollout.max_response_length} "
-        f"tokens at most, temperature {rollout.temperature:g}",
+        "prompts": f"{len(plan.prompts):,}, at most {config.data.max_prompt_length} tokens each{dropped}",
+        "step": f"{config.data.prompts_per_step} prompts x {rollout.n} responses, "
+        f"at most {rollout.max_response_length} tokens each, temperature {rollout.temperature:g}",
         "update": f"{_updates(responses, trainer.mini_batch_responses, trainer.update_epochs)}, lr {trainer.lr:g} "
         f"{trainer.lr_schedule}, clip {algorithm.clip_low:g}/{algorithm.clip_high:g}, "
         f"{algorithm.loss_aggregation}, KL {algorithm.kl_coef:g}",
-        "old log-probs": f"{algorithm.old_logprobs}",
+        "old log-probs": _OLD_LOGPROBS[algorithm.old_logprobs],
         "held out": ", ".join(
             f"{len(prompts):,} prompts{f' ({name})' if name else ''} x {config.evaluation.n}"
             for name, prompts in plan.held_out.sets.items()
         )
         or "none",
-        "device": f"{cluster.device}, {cluster.threads} threads{', deterministic' if cluster.deterministic else ''}",
+        "device": f"{cluster.device}, {_plural(cluster.threads, 'thread')}{', deterministic' if cluster.deterministic else ''}",
         "steps": f"{plan.num_steps}" + (f", going on after step {done}" if done else ""),
         "folder": str(run.folder),
     }
@@ -54,18 +58,38 @@ def show_end(run: Run) -> None:
     table["responses"] = str(run.folder / "rollouts")
     title = {"stop": "Stopped", "patience": "No gain any more: stopped", None: "Finished"}[run.ended_by]
     again = ["the same command goes on from the last checkpoint"] if run.ended_by == "stop" else []
-    run.console.finish(title, table, [*again, f"tandem export {run.folder} --to my-model", *_NEXT])
+    tandem = _command()
+    next_steps = [
+        *again,
+        f"use the model: {tandem} export {run.folder} --to my-model",
+        f"change anything: {tandem} train RUN.yaml trainer.lr=1e-5 run.folder=runs/other",
+        f"all options: {tandem} config",
+    ]
+    run.console.finish(title, table, next_steps)
 
 
-_NEXT = (
-    "change anything: tandem train RUN.yaml trainer.lr=1e-5 run.folder=runs/other",
-    "all options: tandem config",
-)
+_OLD_LOGPROBS = {
+    "update": "the update's own: every ratio is 1",
+    "rollout": "kept while sampling",
+    "recompute": "computed again by the trainer",
+}
+
+
+def _command() -> str:
+    """How the command line is called here: environments are often used without being activated."""
+    beside = Path(sys.executable).with_name("tandem")
+    if shutil.which("tandem") is not None or not beside.exists():
+        return "tandem"
+    return str(beside.relative_to(Path.cwd())) if beside.is_relative_to(Path.cwd()) else str(beside)
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' if count != 1 else ''}"
 
 
 def _updates(responses: int, mini_batch: int | None, epochs: int) -> str:
     count = -(-responses // (mini_batch or responses)) * epochs
-    return f"{count} update{'s' if count != 1 else ''} of {mini_batch or responses} responses"
+    return f"{_plural(count, 'update')} of {mini_batch or responses} responses"
 
 
 def _count(number: int) -> str:
