@@ -65,7 +65,7 @@ def evaluate(workers: Workers, reward_fn: RewardPool, held_out: HeldOut, config:
             parts += _parts(name, rollouts, rewards)
     metrics: dict[str, float] = {}
     for prefix in sorted({prefix for part in parts for prefix in part.prefixes}):
-        metrics |= _summary(prefix, [part for part in parts if prefix in part.prefixes], config.evaluation.n)
+        metrics |= _summary(prefix, [part for part in parts if prefix in part.prefixes], config.evaluation)
     return Evaluation(step=step, metrics=metrics, num_prompts=len(parts), num_invalid=num_invalid)
 
 
@@ -96,19 +96,14 @@ def _parts(name: str, rollouts: Rollouts, rewards: Rewards) -> list[_Part]:
     return parts
 
 
-def _summary(prefix: str, parts: Sequence[_Part], n: int) -> dict[str, float]:
+def _summary(prefix: str, parts: Sequence[_Part], config: EvaluationConfig) -> dict[str, float]:
     scored = [part for part in parts if part.scored]
     summary = {f"{prefix}reward": _mean([part.reward for part in scored])}
-    for k in _ks(n):
+    for k in config.ks:
         values = [pass_at_k(part.scored, part.passed, k) for part in scored if part.scored >= k]
         summary[f"{prefix}pass@{k}"] = _mean(values)
         summary[f"{prefix}pass@{k}_stderr"] = _stderr(values)
     return summary
-
-
-def _ks(n: int) -> list[int]:
-    powers = [1 << power for power in range(n.bit_length()) if 1 << power <= n]
-    return sorted({*powers, n})
 
 
 def pass_at_k(n: int, passed: int, k: int) -> float:

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from tandem.config.conflict import Conflict
 from tandem.config.display import show
+from tandem.config.evaluation import EvaluationConfig
 from tandem.config.schema import Config
 
-_PASS_AT_K = re.compile(r"(?:.+/)?pass@([1-9][0-9]*)\Z")
+_PASS_AT_K = re.compile(r"(?:(?P<name>.+)/)?pass@(?P<k>[1-9][0-9]*)\Z")
 
 
 def contradictions(config: Config) -> list[Conflict]:
@@ -164,16 +165,26 @@ def _reward(config: Config) -> Iterator[Conflict]:
 
 def _evaluation(config: Config) -> Iterator[Conflict]:
     evaluation = config.evaluation
-    match = _PASS_AT_K.match(evaluation.metric)
-    if match is None:
-        message = f"got {show(evaluation.metric)}, expected pass@k or name/pass@k, with a number for k"
-        yield Conflict(("evaluation.metric",), message, "pass@1 is the mean accuracy")
-    elif int(match[1]) > evaluation.n:
-        message = (
-            f"is {evaluation.metric}, which needs {match[1]} responses per prompt, but evaluation.n is {evaluation.n}"
-        )
-        yield Conflict(("evaluation.metric", "evaluation.n"), message, f"set evaluation.n={match[1]} or more")
+    yield from _metric(evaluation)
     if evaluation.temperature == 0 and evaluation.n > 1:
         message = f"is {evaluation.n}, but at evaluation.temperature=0 all responses to a prompt are the same"
         remedy = "set evaluation.n=1, or a temperature above 0"
         yield Conflict(("evaluation.n", "evaluation.temperature"), message, remedy)
+
+
+def _metric(evaluation: EvaluationConfig) -> Iterator[Conflict]:
+    match = _PASS_AT_K.match(evaluation.metric)
+    if match is None:
+        message = f"got {show(evaluation.metric)}, expected pass@k or name/pass@k, with a number for k"
+        yield Conflict(("evaluation.metric",), message, "pass@1 is the mean accuracy")
+        return
+    if int(match["k"]) not in evaluation.ks:
+        known = ", ".join(f"pass@{k}" for k in evaluation.ks)
+        message = f"is {evaluation.metric}, but with evaluation.n={evaluation.n} what is estimated is {known}"
+        yield Conflict(
+            ("evaluation.metric", "evaluation.n"), message, f"take one of these, or set evaluation.n={match['k']}"
+        )
+    name, sets = match["name"], evaluation.data
+    if name and isinstance(sets, dict) and not any(f"{name}/".startswith(f"{known}/") for known in sets):
+        message = f"is {evaluation.metric}, but evaluation.data has no set {name}"
+        yield Conflict(("evaluation.metric", "evaluation.data"), message, f"the sets are {', '.join(sets)}")

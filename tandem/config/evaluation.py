@@ -16,7 +16,9 @@ class EvaluationConfig(Section):
     every: CountOrZero = Field(
         10, description="Steps between evaluations. 0 = only before the first and after the last."
     )
-    n: Count = Field(1, description="Responses per held-out prompt; pass@k is estimated for k up to n.")
+    n: Count = Field(
+        1, description="Responses per held-out prompt; pass@k is estimated for k = 1, 2, 4, ... up to n, and n."
+    )
     temperature: NonNegative | None = Field(
         None, description="Temperature of the evaluation; 0 = the likeliest token always. null = rollout.temperature."
     )
@@ -26,3 +28,8 @@ class EvaluationConfig(Section):
     patience: Count | None = Field(
         None, description="Stop after so many evaluations in a row without a new best. null = never."
     )
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """The k for which pass@k is estimated: powers of two up to n, and n."""
+        return tuple(sorted({*(1 << power for power in range(self.n.bit_length())), self.n}))

@@ -97,7 +97,18 @@ def test_fault_22_old_logprobs_of_another_distribution_or_precision_are_refused(
         (["evaluation.data=x", "evaluation.metric=pass@0"], ["evaluation.metric: got pass@0, expected pass@k"]),
         (
             ["evaluation.data=x", "evaluation.n=4", "evaluation.metric=pass@8"],
-            ["evaluation.metric: is pass@8, which needs 8 responses per prompt, but evaluation.n is 4"],
+            [
+                "evaluation.metric: is pass@8, but with evaluation.n=4 what is estimated is pass@1, pass@2, pass@4 -> "
+                "take one of these, or set evaluation.n=8"
+            ],
+        ),
+        (
+            ["evaluation.data=x", "evaluation.n=8", "evaluation.metric=pass@3"],
+            ["evaluation.metric: is pass@3, but with evaluation.n=8 what is estimated is pass@1, pass@2, pass@4"],
+        ),
+        (
+            ["evaluation.data={hard: x, easy: y}", "evaluation.metric=hrd/pass@1"],
+            ["evaluation.metric: is hrd/pass@1, but evaluation.data has no set hrd -> the sets are hard, easy"],
         ),
         (
             ["evaluation.data=x", "evaluation.n=4", "evaluation.temperature=0"],
@@ -118,6 +129,8 @@ def test_fault_44_settings_that_contradict_each_other_are_refused(overrides: lis
         ["reward.function=[a.py:f, b.py:f]", 'reward.weights={"a.py:f": 0.5}'],
         ["reward.function=[a.py:f, maths]", "reward.weights={f: 0.5}"],
         ["evaluation.data={a: x, b: y}", "evaluation.n=4", "evaluation.metric=a/pass@4"],
+        ["evaluation.data={a: x, b: y}", "evaluation.n=3", "evaluation.metric=a/some_source/pass@3"],
+        ["evaluation.data=x", "evaluation.metric=some_source/pass@1"],
         ["evaluation.data=x", "evaluation.temperature=0"],
         ["rollout.top_p=0.9"],
         ["data.chat_template=mine.jinja", "data.system_prompt=x"],
