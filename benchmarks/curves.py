@@ -1,6 +1,6 @@
 """Draws the learning curves that the README shows, from runs of the examples.
 
-    python -m benchmarks.curves docs/images/addition.png "seed 0"=runs/addition "seed 1"=runs/addition-1
+python -m benchmarks.curves docs/images/addition.png "seed 0"=runs/addition "seed 1"=runs/addition-1
 """
 
 from __future__ import annotations
