@@ -32,7 +32,8 @@ def show_start(run: Run, workers: Workers, plan: Plan, done: int) -> None:
             for name, prompts in plan.held_out.sets.items()
         )
         or "none",
-        "device": f"{cluster.device}, {_plural(cluster.threads, 'thread')}{', deterministic' if cluster.deterministic else ''}",
+        "device": f"{cluster.device}, {cluster.threads} CPU thread{'s' if cluster.threads != 1 else ''}"
+        + (", deterministic" if cluster.deterministic else ""),
         "steps": f"{plan.num_steps}" + (f", going on after step {done}" if done else ""),
         "folder": str(run.folder),
     }
