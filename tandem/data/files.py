@@ -109,7 +109,10 @@ def _file_rows(path: Path) -> Iterator[Row]:
 
 
 def _folder_rows(folder: Path) -> Iterator[Row]:
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in READERS)
+    try:
+        files = sorted(file for file in folder.iterdir() if file.suffix.lower() in READERS)
+    except OSError as error:
+        raise _unreadable(folder, error) from error
     if not files:
         raise DataError(f"{folder}: no data files in this folder", remedy=f"use {', '.join(sorted(READERS))} files")
     splits = {split for file in files for word, split in _SPLIT_WORDS.items() if file.stem.lower().startswith(word)}
@@ -219,12 +222,16 @@ def _load_function(file: Path, name: str) -> Callable[..., object]:
         raise DataError(f"{file}: not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # dataclasses look up the module that they are defined in
+    neighbours = str(file.absolute().parent)
+    sys.path.insert(0, neighbours)  # it can import them, as when it is run as a script
     try:
         spec.loader.exec_module(module)
     except (FileNotFoundError, PermissionError) as error:
         if error.filename is None or Path(error.filename) != file.absolute():
             raise  # the user's own code failed to open some other file
         raise _unreadable(file, error) from error
+    finally:
+        sys.path.remove(neighbours)
     function = vars(module).get(name)
     if not callable(function):
         names = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))

@@ -10,12 +10,13 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from tandem.errors import DataError
 
 _LISTED = 10  # unknown pieces named in an error
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Vocabulary:
     """Knows which texts can be encoded.
 
-    Most tokenizers encode any text. One of word level, such as the character tokenizer, does not, unless it has an
+    Most tokenizers encode any text but half of a surrogate pair, which JSON may hold. One of word level, such as the character tokenizer, does not, unless it has an
     unknown token; tokenizers then raises a plain `Exception` in the middle of a batch. So it is asked beforehand.
     """
 
@@ -34,6 +35,11 @@ class Vocabulary:
 
     def check(self, text: str, place: str) -> None:
         """Raise DataError where `text` has pieces without a token; `place` says where it stands."""
+        if _SURROGATE.search(text):
+            raise DataError(
+                f"{place}: half of a surrogate pair is no character: {ascii(text):.60}",
+                remedy="mend what wrote the file: it cut a text in the middle of a character",
+            )
         if self._known is None:
             return
         parts = self._added.split(text) if self._added is not None else [text]

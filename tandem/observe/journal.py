@@ -56,7 +56,8 @@ class Journal:
 
 def as_json(value: Any) -> str:
     """Strict JSON: NaN and infinity, which it does not have, become null; what is no JSON is shown by its repr."""
-    return json.dumps(_finite(value), allow_nan=False, ensure_ascii=False, default=repr)
+    text = json.dumps(_finite(value), allow_nan=False, ensure_ascii=False, default=repr)
+    return text.encode(errors="backslashreplace").decode()  # half of a surrogate pair becomes JSON's escape for it
 
 
 def cannot_write(path: Path, error: OSError) -> CheckpointError:

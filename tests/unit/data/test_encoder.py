@@ -52,6 +52,12 @@ def test_fault_17_a_template_without_bos_gets_none() -> None:
     assert tokenizer.bos_token_id not in tokens_of(QUESTION, tokenizer)
 
 
+@pytest.mark.parametrize("prompt", ["1+1=\ud83d", [{"role": "user", "content": "\ud83d"}]])
+def test_half_of_a_surrogate_pair_is_an_error_that_names_the_row(prompt: object) -> None:
+    with pytest.raises(DataError, match=r"train.jsonl, line 2: half of a surrogate pair .*ud83d"):
+        encode("fine", prompt, tokenizer=tiny_tokenizer())
+
+
 def test_raw_and_templated_prompts_in_one_file_keep_their_order() -> None:
     tokenizer = tiny_tokenizer()
     encoded = encode("1+1=", QUESTION, "2+2=", tokenizer=tokenizer)

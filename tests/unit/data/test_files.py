@@ -113,6 +113,15 @@ def test_generator_file_may_define_dataclasses_and_take_any_keywords(tmp_path: P
     assert values(f"{path}:rows") == [{"prompt": "(){}"}]
 
 
+def test_generator_file_may_import_its_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "neighbour_of_sums.py").write_text("PROMPT = '1+1='", encoding="utf-8")
+    path = tmp_path / "sums.py"
+    path.write_text("from neighbour_of_sums import PROMPT\ndef rows(): yield {'prompt': PROMPT}", encoding="utf-8")
+    before = list(sys.path)
+    assert values(f"{path}:rows") == [{"prompt": "1+1="}]
+    assert sys.path == before
+
+
 def test_generator_is_read_lazily(tmp_path: Path) -> None:
     body = "():\n    i = 0\n    while True:\n        yield {'prompt': str(i)}\n        i += 1"
     rows = read_rows(f"{write_generator(tmp_path / 'endless.py', body)}:rows")
@@ -215,10 +224,11 @@ def test_fault_37_folder_without_permission() -> None:
         folder.chmod(0)
         try:
             with without_privileges():
-                message = error_of(path)
+                message, message_of_folder = error_of(path), error_of(folder)
         finally:
             folder.chmod(0o755)
     assert f"{path}: cannot be read" in message
+    assert f"{folder}: cannot be read" in message_of_folder
 
 
 def test_reading_files_needs_neither_torch_nor_transformers() -> None:

@@ -41,6 +41,13 @@ def test_not_a_number_is_null_and_what_is_no_json_is_shown(tmp_path: Path) -> No
     assert lines(journal.path) == [{"step": 1, "a": None, "b": [None, 1.0], "c": {"d": None}, "e": "(1+2j)"}]
 
 
+def test_texts_stay_readable_and_half_of_a_surrogate_pair_is_escaped(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "metrics.jsonl")
+    journal.append({"step": 1, "text": "é \ud83d"})
+    assert lines(journal.path) == [{"step": 1, "text": "é \ud83d"}]
+    assert "é \\ud83d" in journal.path.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("rest", "kept"),
     [
