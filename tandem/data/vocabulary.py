@@ -16,8 +16,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 class Vocabulary:
     """Knows which texts can be encoded.
 
-    Most tokenizers encode any text but half of a surrogate pair, which JSON may hold. One of word level, such as the character tokenizer, does not, unless it has an
-    unknown token; tokenizers then raises a plain `Exception` in the middle of a batch. So it is asked beforehand.
+    Most tokenizers encode any text but half of a surrogate pair, which JSON may hold. One of word level, such as the
+    character tokenizer, does not, unless it has an unknown token; tokenizers then raises a plain `Exception` in the
+    middle of a batch. So it is asked beforehand.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -37,7 +38,7 @@ class Vocabulary:
         """Raise DataError where `text` has pieces without a token; `place` says where it stands."""
         if _SURROGATE.search(text):
             raise DataError(
-                f"{place}: half of a surrogate pair is no character: {ascii(text):.60}",
+                f"{place}: half of a surrogate pair is no character: {text!a:.60}",
                 remedy="mend what wrote the file: it cut a text in the middle of a character",
             )
         if self._known is None:
