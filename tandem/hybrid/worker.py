@@ -24,7 +24,7 @@ from tandem.rollout.embedded import EmbeddedEngine
 from tandem.rollout.engine import SamplingOptions
 from tandem.trainer.budget import plan_memory
 from tandem.trainer.logprobs import PackingOptions, batch_logprobs
-from tandem.trainer.master_weights import MasterWeights
+from tandem.trainer.master_weights import MasterWeights, round_weights
 from tandem.trainer.optim import Optimizer
 from tandem.trainer.policy import Policy
 from tandem.trainer.supervised import Examples, supervised_update
@@ -140,7 +140,7 @@ class Worker:
         """Log-probs under the reference, which is loaded from `source` the first time."""
         if self.reference is None:
             model = self._load(source)
-            MasterWeights(model, body_dtype=self.options.dtype, head_dtype=self.options.head_dtype)
+            round_weights(model, body_dtype=self.options.dtype, head_dtype=self.options.head_dtype)
             self.reference = self._as_policy(model.requires_grad_(requires_grad=False))
         return batch_logprobs(self.reference, rollouts, self.packing)
 

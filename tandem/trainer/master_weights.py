@@ -14,28 +14,41 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 
+def round_weights(model: PreTrainedModel, *, body_dtype: torch.dtype, head_dtype: torch.dtype) -> dict[str, Tensor]:
+    """Change the parameters of a float32 model to what it computes in, in place.
+
+    Args:
+        model: Loaded in float32.
+        body_dtype: Of everything but the head.
+        head_dtype: Of the output embeddings, and of the input embeddings where both are one tensor.
+
+    Returns:
+        By name, the float32 tensors that were replaced. They are free once nobody keeps them.
+    """
+    head = model.get_output_embeddings()
+    head_parameters = {id(parameter) for parameter in head.parameters()} if head is not None else set()
+    originals: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        dtype = head_dtype if id(parameter) in head_parameters else body_dtype
+        if dtype != torch.float32:
+            originals[name] = parameter.detach()
+            parameter.data = originals[name].to(dtype)
+    return originals
+
+
 class MasterWeights:
     """float32 masters of a model's parameters. Where the model already computes in float32, they are the same tensors.
 
     Args:
-        model: Loaded in float32. Its parameters are changed to their compute dtype in place.
-        body_dtype: Of everything but the head.
-        head_dtype: Of the output embeddings, and of the input embeddings where both are one tensor.
+        model, body_dtype, head_dtype: See `round_weights`.
     """
 
     def __init__(self, model: PreTrainedModel, *, body_dtype: torch.dtype, head_dtype: torch.dtype) -> None:
-        head = model.get_output_embeddings()
-        head_parameters = {id(parameter) for parameter in head.parameters()} if head is not None else set()
         self._compute: dict[str, nn.Parameter] = dict(model.named_parameters())  # a tied tensor is listed once
-        self._masters: dict[str, nn.Parameter] = {}
-        for name, parameter in self._compute.items():
-            dtype = head_dtype if id(parameter) in head_parameters else body_dtype
-            if dtype == torch.float32:
-                self._masters[name] = parameter
-                continue
-            self._masters[name] = nn.Parameter(parameter.detach().clone())
-            parameter.data = parameter.detach().to(dtype)
-            parameter.register_post_accumulate_grad_hook(self._collector(name))
+        self._masters: dict[str, nn.Parameter] = dict(self._compute)
+        for name, original in round_weights(model, body_dtype=body_dtype, head_dtype=head_dtype).items():
+            self._masters[name] = nn.Parameter(original)
+            self._compute[name].register_post_accumulate_grad_hook(self._collector(name))
 
     def _collector(self, name: str) -> Callable[[Tensor], None]:
         def collect(parameter: Tensor) -> None:
@@ -64,10 +77,3 @@ class MasterWeights:
             compute = self._compute[name]
             if compute is not master:
                 compute.copy_(master)
-
-    @torch.no_grad()
-    def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Set masters and model to `weights` (by name, float32)."""
-        for name, master in self._masters.items():
-            master.copy_(weights[name])
-        self.write_back()

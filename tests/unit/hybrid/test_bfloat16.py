@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,23 @@ def test_what_is_exported_has_the_precision_of_the_folder_it_came_from(tmp_path:
     workers.export(tmp_path / "export")
     saved = load_file(tmp_path / "export" / "model.safetensors")
     assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
+
+
+def float32_numbers() -> int:
+    """How many numbers all float32 tensors of this process hold."""
+    gc.collect()
+    tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
+    return sum({one.data_ptr(): one.numel() for one in tensors if one.dtype == torch.float32}.values())
+
+
+def test_the_reference_is_kept_in_the_dtype_it_computes_in_and_in_no_other(tmp_path: Path) -> None:
+    """It is never updated: float32 masters of it would be most of its memory."""
+    workers = start_tiny(tmp_path / "model", config=BF16)
+    rollouts = rollout(workers)
+    with workers.train_phase() as trainer:
+        before = float32_numbers()
+        trainer.ref_logprobs(rollouts)
+        added = float32_numbers() - before
+    head = workers.model.get_output_embeddings().weight.numel()
+    body = sum(weight.numel() for weight in workers.model.parameters()) - head
+    assert added < head + body / 2

@@ -81,14 +81,3 @@ def test_write_back_rounds_the_masters_into_the_model() -> None:
     learner.weights.write_back()
     for name, compute in learner.model.named_parameters():
         assert torch.equal(compute, learner.weights.named()[name].to(compute.dtype)), name
-
-
-def test_load_sets_masters_and_model() -> None:
-    source, learner = trainee(body_dtype=BF16), trainee(body_dtype=BF16)
-    with torch.no_grad():
-        for master in source.weights.parameters():
-            master.add_(0.001)
-    learner.weights.load(source.weights.named())
-    assert torch.equal(learner.vector(), source.vector())
-    name = "model.layers.1.self_attn.o_proj.weight"
-    assert torch.equal(learner.model.get_parameter(name), source.weights.named()[name].to(BF16))
