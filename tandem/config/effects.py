@@ -7,23 +7,33 @@ run's folder, is never at fault.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tandem.config.conflict import Conflict
 from tandem.config.presets import PRESETS
 from tandem.config.schema import Config, value_of
 
-Reason = tuple[str, str, tuple[str, ...]]  # why the key does nothing, what to do about it, the keys that decide
+
+@dataclass(frozen=True)
+class _Idle:
+    """Keys that do nothing, because of the setting of `decided_by`."""
+
+    keys: tuple[str, ...]
+    decided_by: str
+    reason: str
+    remedy: str
 
 
 def without_effect(config: Config) -> list[Conflict]:
     """All settings that are given and change nothing."""
     conflicts = []
-    for keys, (reason, remedy, deciding) in _rules(config):
-        stated = [key for key in keys if is_stated(config, key)]
+    for idle in _idle(config):
+        stated = [key for key in idle.keys if is_stated(config, key)]
         if stated:
             others = f" (nor have {', '.join(stated[1:])})" if stated[1:] else ""
-            remedy_in_full = f"{remedy}, or leave {'them' if others else 'it'} out"
-            conflicts.append(Conflict((*stated, *deciding), f"has no effect{others}: {reason}", remedy_in_full))
+            message = f"has no effect{others}: {idle.reason}"
+            remedy = f"{idle.remedy}, or leave {'them' if others else 'it'} out"
+            conflicts.append(Conflict((*stated, idle.decided_by), message, remedy))
     return conflicts
 
 
@@ -34,57 +44,33 @@ def is_stated(config: Config, key: str) -> bool:
     return value_of(config, key) != expected
 
 
-def _rules(config: Config) -> Iterator[tuple[tuple[str, ...], Reason]]:
-    yield from _algorithm_rules(config)
-    yield from _data_rules(config)
-    yield from _evaluation_rules(config)
-    yield from _tracking_rules(config)
-
-
-def _algorithm_rules(config: Config) -> Iterator[tuple[tuple[str, ...], Reason]]:
+def _idle(config: Config) -> Iterator[_Idle]:
     if config.algorithm.kl_coef == 0:
-        reason = (
-            "algorithm.kl_coef is 0, so there is no reference",
-            "set algorithm.kl_coef above 0",
-            ("algorithm.kl_coef",),
-        )
-        yield ("algorithm.kl_estimator", "algorithm.reference"), reason
+        keys, decided_by = ("algorithm.kl_estimator", "algorithm.reference"), "algorithm.kl_coef"
+        yield _Idle(keys, decided_by, f"{decided_by} is 0, so there is no reference", f"set {decided_by} above 0")
     if config.trainer.lr_schedule == "constant":
-        reason = ("trainer.lr_schedule is constant", "set it to linear or cosine", ("trainer.lr_schedule",))
-        yield ("trainer.lr_final",), reason
+        decided_by = "trainer.lr_schedule"
+        yield _Idle(("trainer.lr_final",), decided_by, f"{decided_by} is constant", "set it to linear or cosine")
     if not isinstance(config.reward.function, tuple):
-        reason = ("weights are for a list of functions", "give reward.function as a list", ("reward.function",))
-        yield ("reward.weights",), reason
-
-
-def _data_rules(config: Config) -> Iterator[tuple[tuple[str, ...], Reason]]:
+        reason, remedy = "weights are for a list of functions", "give reward.function as a list"
+        yield _Idle(("reward.weights",), "reward.function", reason, remedy)
     if config.run.steps is not None:
-        yield ("data.epochs",), (f"run.steps={config.run.steps} decides", "set run.steps=null", ("run.steps",))
+        yield _Idle(("data.epochs",), "run.steps", f"run.steps={config.run.steps} decides", "set run.steps=null")
     if config.data.chat_template == "never":
-        reason = ("data.chat_template is never", "set data.chat_template=auto", ("data.chat_template",))
-        yield ("data.chat_template_options",), reason
+        decided_by = "data.chat_template"
+        yield _Idle(("data.chat_template_options",), decided_by, f"{decided_by} is never", f"set {decided_by}=auto")
     if config.sft.train is None and config.sft.steps == 0:
-        yield ("sft.batch_size", "sft.lr"), ("there is no warm start", "give sft.train and sft.steps", ("sft.train",))
-
-
-def _evaluation_rules(config: Config) -> Iterator[tuple[tuple[str, ...], Reason]]:
+        yield _Idle(("sft.batch_size", "sft.lr"), "sft.train", "there is no warm start", "give sft.train and sft.steps")
     if config.evaluation.data is None:
         keys = tuple(f"evaluation.{name}" for name in ("every", "n", "temperature", "metric", "patience"))
-        reason = ("there is nothing to evaluate on", "give evaluation.data", ("evaluation.data",))
-        yield (*keys, "checkpoint.keep_best"), reason
+        reason, remedy = "there is nothing to evaluate on", "give evaluation.data"
+        yield _Idle((*keys, "checkpoint.keep_best"), "evaluation.data", reason, remedy)
     elif config.evaluation.every == 0:
-        reason = (
-            "evaluation.every is 0, so nothing is evaluated in between",
-            "set it to 1 or more",
-            ("evaluation.every",),
-        )
-        yield ("evaluation.patience",), reason
-
-
-def _tracking_rules(config: Config) -> Iterator[tuple[tuple[str, ...], Reason]]:
+        reason = "evaluation.every is 0, so nothing is evaluated in between"
+        yield _Idle(("evaluation.patience",), "evaluation.every", reason, "set it to 1 or more")
     if not {"wandb", "trackio"} & set(config.tracking.to):
-        reason = ("only wandb and trackio have projects", "add one of them to tracking.to", ("tracking.to",))
-        yield ("tracking.project",), reason
+        reason, remedy = "only wandb and trackio have projects", "add one of them to tracking.to"
+        yield _Idle(("tracking.project",), "tracking.to", reason, remedy)
     if config.tracking.rollouts_every == 0:
-        reason = ("tracking.rollouts_every is 0", "set it to 1 or more", ("tracking.rollouts_every",))
-        yield ("tracking.rollouts_max",), reason
+        decided_by = "tracking.rollouts_every"
+        yield _Idle(("tracking.rollouts_max",), decided_by, f"{decided_by} is 0", "set it to 1 or more")
