@@ -43,13 +43,11 @@ class Option:
 
 def option(key: str) -> Option:
     """The option `section.key`; KeyError where there is none."""
-    section, _, name = key.partition(".")
-    field = SECTIONS[section].model_fields[name]
-    default = field.get_default(call_default_factory=True)
+    field = _field(key)
     return Option(
         key=key,
         type=_type_text(field.annotation),
-        default=show(default),
+        default=show(field.get_default(call_default_factory=True)),
         range=_range_text(field.annotation, field.metadata),
         meaning=field.description or "",
     )
@@ -57,14 +55,17 @@ def option(key: str) -> Option:
 
 def choices(key: str) -> tuple[str, ...]:
     """The words that an option takes, such as `auto`; empty where it takes none."""
-    section, _, name = key.partition(".")
-    return tuple(_literals(SECTIONS[section].model_fields[name].annotation))
+    return tuple(_literals(_field(key).annotation))
 
 
 def accepts(key: str, kind: type) -> bool:
     """True where the option takes a plain value of type `kind`."""
+    return kind in {_strip(member) for member in _members(_field(key).annotation)}
+
+
+def _field(key: str) -> FieldInfo:
     section, _, name = key.partition(".")
-    return kind in {_strip(member) for member in _members(SECTIONS[section].model_fields[name].annotation)}
+    return SECTIONS[section].model_fields[name]
 
 
 def _strip(annotation: Any) -> Any:
@@ -106,19 +107,19 @@ def _type_text(annotation: Any) -> str:
 
 
 def _range_text(annotation: Any, metadata: Iterable[Any] = ()) -> str:
-    limits = [text for item in metadata if (text := _limit(item))]
+    limits = _limits(metadata)
     for member in _members(annotation):
         bare = _strip(member)
         if get_origin(member) is Annotated:
-            limits += [text for info in get_args(member)[1:] for text in _limits(info)]
+            for info in get_args(member)[1:]:
+                limits += _limits(info.metadata if isinstance(info, FieldInfo) else [info])
         if get_origin(bare) is tuple:
             inner = _range_text(get_args(bare)[0])
             limits += [f"each {inner}"] if inner else []
     return ", ".join(dict.fromkeys(limits))
 
 
-def _limits(info: Any) -> list[str]:
-    metadata = info.metadata if isinstance(info, FieldInfo) else [info]
+def _limits(metadata: Iterable[Any]) -> list[str]:
     return [text for item in metadata if (text := _limit(item))]
 
 

@@ -39,15 +39,10 @@ _SYNONYMS = {
 _YES_NO = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
 # What people mean by values that are out of range.
+_SAMPLE = "GRPO learns from responses that differ: sample at 1.0; evaluation.temperature may be 0"
 _HINTS = {
-    (
-        "rollout.temperature",
-        "0",
-    ): "GRPO learns from responses that differ: sample at 1.0; evaluation.temperature may be 0",
-    (
-        "rollout.temperature",
-        "0.0",
-    ): "GRPO learns from responses that differ: sample at 1.0; evaluation.temperature may be 0",
+    ("rollout.temperature", "0"): _SAMPLE,
+    ("rollout.temperature", "0.0"): _SAMPLE,
     ("rollout.top_k", "-1"): "write null for no filter",
     ("rollout.top_k", "0"): "write null for no filter",
     ("checkpoint.every", "-1"): "write 0 to save at the end only",

@@ -29,6 +29,13 @@ MODEL = "actor_rollout_ref.model."
 ROLLOUT = "actor_rollout_ref.rollout."
 _ROOTS = ("actor_rollout_ref.", "critic.", "reward_model.", "custom_reward_function.", "global_profiler.", "ray_")
 _LATER = "this version has no such option: leave the key out"
+_ONE_PROCESS = "this version runs in one process on one device: leave the key out"
+_NO_LORA = "this version trains all weights, without LoRA: leave the key out"
+_OWN_ENGINE = "this version has its own engine only: leave the key out"
+_BY_TOKENS = "see trainer.micro_batch_tokens, in tokens; auto fits it to the memory"
+_NAME_IN_FUNCTION = "the name stands in reward.function, after a colon: leave this key out"
+_LOSS_ONLY = "this version has the KL term in the loss only"
+_SCHEDULES = {"constant": "constant", "cosine": "cosine"}
 
 
 def is_name(key: str) -> bool:
@@ -73,6 +80,21 @@ def _gone(note: str) -> Convert:
     return lambda value, given: Answer({}, note)
 
 
+def _unless_positive(ours: str, otherwise: int | None) -> Convert:
+    """verl writes -1 for `never`, `all` or `none`."""
+    return lambda value, given: Answer({ours: value if isinstance(value, int) and value > 0 else otherwise})
+
+
+def _only(ours: str, name: str) -> Convert:
+    """For what this version has one kind of: `ours`, which verl calls `name`."""
+
+    def convert(value: Any, given: Flat) -> Answer:
+        has = f"{ours} is what this version does" if value == name else f"this version has {ours} only, not {value}"
+        return Answer({}, f"{has}: leave the key out")
+
+    return convert
+
+
 def _flag(*, on: Answer, off: Answer) -> Convert:
     return lambda value, given: on if value is True else off
 
@@ -112,26 +134,10 @@ def _clip_ratio(value: Any, given: Flat) -> Answer:
     return Answer({"algorithm.clip_low": value, "algorithm.clip_high": value})
 
 
-def _clip_dual(value: Any, given: Flat) -> Answer:
-    return Answer({"algorithm.clip_dual": value}, "off unless you set it")
-
-
 def _kl_coef(value: Any, given: Flat) -> Answer:
     if given.get(f"{ACTOR}use_kl_loss") is not True:
         return Answer({"algorithm.kl_coef": 0.0}, "without actor.use_kl_loss=true verl ignores it")
     return Answer({"algorithm.kl_coef": value})
-
-
-def _entropy(value: Any, given: Flat) -> Answer:
-    return Answer({"algorithm.entropy_coef": value})
-
-
-def _top_k(value: Any, given: Flat) -> Answer:
-    return Answer({"rollout.top_k": value if isinstance(value, int) and value > 0 else None})
-
-
-def _warmup(value: Any, given: Flat) -> Answer:
-    return Answer({"trainer.warmup_steps": value if isinstance(value, int) and value > 0 else 0})
 
 
 def _warmup_ratio(value: Any, given: Flat) -> Answer:
@@ -147,19 +153,6 @@ def _reward_path(value: Any, given: Flat) -> Answer:
     return Answer({"reward.function": f"{value}:{name}"})
 
 
-def _frequency(ours: str) -> Convert:
-    def convert(value: Any, given: Flat) -> Answer:
-        if isinstance(value, int) and value <= 0:
-            return Answer({ours: 0})
-        return Answer({ours: value})
-
-    return convert
-
-
-def _workers(value: Any, given: Flat) -> Answer:
-    return Answer({}, "this version runs in one process on one device: leave the key out")
-
-
 def _logger(value: Any, given: Flat) -> Answer:
     names = value if isinstance(value, list) else [value]
     trackers = [name for name in names if name in ("tensorboard", "wandb", "trackio")]
@@ -167,18 +160,6 @@ def _logger(value: Any, given: Flat) -> Answer:
     notes = ["the console is always on"] if "console" in names else []
     notes += [f"there is no {', '.join(rest)}"] if rest else []
     return Answer({"tracking.to": trackers}, "; ".join(notes))
-
-
-def _estimator(value: Any, given: Flat) -> Answer:
-    if value == "grpo":
-        return Answer({}, "GRPO is what this version does: leave the key out")
-    return Answer({}, f"this version has GRPO only, not {value}: leave the key out")
-
-
-def _loss_mode(value: Any, given: Flat) -> Answer:
-    if value == "vanilla":
-        return Answer({}, "the clipped surrogate is what this version does: leave the key out")
-    return Answer({}, f"this version has the clipped surrogate only, not {value}: leave the key out")
 
 
 def _experiment(value: Any, given: Flat) -> Answer:
@@ -204,9 +185,7 @@ _TABLE: dict[str, Convert] = {
     ),
     "data.filter_overlong_prompts_workers": _gone("one process filters: leave the key out"),
     "data.seed": _same("run.seed"),
-    "data.train_max_samples": lambda value, given: Answer(
-        {"data.max_rows": value if isinstance(value, int) and value > 0 else None}
-    ),
+    "data.train_max_samples": _unless_positive("data.max_rows", None),
     "data.apply_chat_template_kwargs": _same("data.chat_template_options"),
     "data.reward_fn_key": _same("data.source_key"),
     "data.trust_remote_code": _same("model.trust_remote_code"),
@@ -217,9 +196,9 @@ _TABLE: dict[str, Convert] = {
     f"{MODEL}path": _same("model.path"),
     f"{MODEL}tokenizer_path": _same("model.tokenizer"),
     f"{MODEL}trust_remote_code": _same("model.trust_remote_code"),
-    f"{MODEL}lora_rank": _gone("this version trains all weights, without LoRA: leave the key out"),
-    f"{MODEL}lora_alpha": _gone("this version trains all weights, without LoRA: leave the key out"),
-    f"{MODEL}target_modules": _gone("this version trains all weights, without LoRA: leave the key out"),
+    f"{MODEL}lora_rank": _gone(_NO_LORA),
+    f"{MODEL}lora_alpha": _gone(_NO_LORA),
+    f"{MODEL}target_modules": _gone(_NO_LORA),
     f"{MODEL}enable_gradient_checkpointing": _same("trainer.activation_checkpointing"),
     f"{MODEL}use_remove_padding": _flag(
         on=Answer(
@@ -230,10 +209,8 @@ _TABLE: dict[str, Convert] = {
     f"{MODEL}custom_chat_template": _gone("put the template into a file: data.chat_template=PATH.jinja"),
     # actor
     f"{ACTOR}ppo_mini_batch_size": _mini_batch,
-    f"{ACTOR}ppo_micro_batch_size": _gone("see trainer.micro_batch_tokens, in tokens; auto fits it to the memory"),
-    f"{ACTOR}ppo_micro_batch_size_per_gpu": _gone(
-        "see trainer.micro_batch_tokens, in tokens; auto fits it to the memory"
-    ),
+    f"{ACTOR}ppo_micro_batch_size": _gone(_BY_TOKENS),
+    f"{ACTOR}ppo_micro_batch_size_per_gpu": _gone(_BY_TOKENS),
     f"{ACTOR}use_dynamic_bsz": _gone("micro-batches are always cut by tokens: leave the key out"),
     f"{ACTOR}ppo_max_token_len_per_gpu": _same("trainer.micro_batch_tokens"),
     f"{ACTOR}ppo_epochs": _same("trainer.update_epochs"),
@@ -241,7 +218,7 @@ _TABLE: dict[str, Convert] = {
     f"{ACTOR}clip_ratio": _clip_ratio,
     f"{ACTOR}clip_ratio_low": _same("algorithm.clip_low"),
     f"{ACTOR}clip_ratio_high": _same("algorithm.clip_high"),
-    f"{ACTOR}clip_ratio_c": _clip_dual,
+    f"{ACTOR}clip_ratio_c": _same("algorithm.clip_dual", "off unless you set it"),
     f"{ACTOR}loss_agg_mode": _words(
         "algorithm.loss_aggregation",
         {
@@ -251,8 +228,8 @@ _TABLE: dict[str, Convert] = {
             "seq-mean-token-sum-norm": "constant",
         },
     ),
-    f"{ACTOR}policy_loss.loss_mode": _loss_mode,
-    f"{ACTOR}entropy_coeff": _entropy,
+    f"{ACTOR}policy_loss.loss_mode": _only("the clipped surrogate", "vanilla"),
+    f"{ACTOR}entropy_coeff": _same("algorithm.entropy_coef"),
     f"{ACTOR}use_kl_loss": _flag(
         on=Answer({}, "the KL term is on where algorithm.kl_coef is above 0: leave this key out"),
         off=Answer({"algorithm.kl_coef": 0.0}),
@@ -263,60 +240,58 @@ _TABLE: dict[str, Convert] = {
     ),
     f"{ACTOR}grad_clip": _same("trainer.max_grad_norm"),
     f"{ACTOR}optim.lr": _same("trainer.lr"),
-    f"{ACTOR}optim.lr_warmup_steps": _warmup,
+    f"{ACTOR}optim.lr_warmup_steps": _unless_positive("trainer.warmup_steps", 0),
     f"{ACTOR}optim.lr_warmup_steps_ratio": _warmup_ratio,
     f"{ACTOR}optim.weight_decay": _same("trainer.weight_decay"),
     f"{ACTOR}optim.betas": _same("trainer.betas"),
     f"{ACTOR}optim.clip_grad": _same("trainer.max_grad_norm"),
-    f"{ACTOR}optim.warmup_style": _words("trainer.lr_schedule", {"constant": "constant", "cosine": "cosine"}),
-    f"{ACTOR}optim.lr_scheduler_type": _words("trainer.lr_schedule", {"constant": "constant", "cosine": "cosine"}),
+    f"{ACTOR}optim.warmup_style": _words("trainer.lr_schedule", _SCHEDULES),
+    f"{ACTOR}optim.lr_scheduler_type": _words("trainer.lr_schedule", _SCHEDULES),
     f"{ACTOR}optim.min_lr_ratio": _same("trainer.lr_final", "for linear and cosine schedules"),
     f"{ACTOR}fsdp_config.optimizer_offload": _gone(_LATER),
     f"{ACTOR}fsdp_config.param_offload": _gone(_LATER),
-    f"{ACTOR}fsdp_config.fsdp_size": _workers,
+    f"{ACTOR}fsdp_config.fsdp_size": _gone(_ONE_PROCESS),
     f"{ACTOR}ulysses_sequence_parallel_size": _gone(_LATER),
     # rollout
-    f"{ROLLOUT}name": _gone("this version has its own engine only: leave the key out"),
-    f"{ROLLOUT}mode": _gone("this version has its own engine only: leave the key out"),
+    f"{ROLLOUT}name": _gone(_OWN_ENGINE),
+    f"{ROLLOUT}mode": _gone(_OWN_ENGINE),
     f"{ROLLOUT}n": _same("rollout.n"),
     f"{ROLLOUT}temperature": _same("rollout.temperature"),
     f"{ROLLOUT}top_p": _same("rollout.top_p"),
-    f"{ROLLOUT}top_k": _top_k,
+    f"{ROLLOUT}top_k": _unless_positive("rollout.top_k", None),
     f"{ROLLOUT}dtype": _same("model.dtype", "in rollout and training alike"),
-    f"{ROLLOUT}tensor_model_parallel_size": _workers,
+    f"{ROLLOUT}tensor_model_parallel_size": _gone(_ONE_PROCESS),
     f"{ROLLOUT}gpu_memory_utilization": _gone("see rollout.kv_cache_gib, in GiB; auto fits it to the run"),
     f"{ROLLOUT}max_num_seqs": _same("rollout.max_concurrent"),
     f"{ROLLOUT}val_kwargs.n": _same("evaluation.n"),
     f"{ROLLOUT}val_kwargs.temperature": _same("evaluation.temperature"),
     f"{ROLLOUT}val_kwargs.do_sample": _gone("evaluation.temperature=0 is greedy, above 0 samples: leave this key out"),
     # algorithm
-    "algorithm.adv_estimator": _estimator,
+    "algorithm.adv_estimator": _only("GRPO", "grpo"),
     "algorithm.norm_adv_by_std_in_grpo": _words("algorithm.normalize_std", {True: "group", False: "none"}),
     "algorithm.use_kl_in_reward": _flag(
-        on=Answer({}, "this version has the KL term in the loss only: see algorithm.kl_coef"),
+        on=Answer({}, f"{_LOSS_ONLY}: see algorithm.kl_coef"),
         off=Answer({}, "the KL term is in the loss always: leave the key out"),
     ),
-    "algorithm.kl_penalty": _gone("this version has the KL term in the loss only: see algorithm.kl_estimator"),
+    "algorithm.kl_penalty": _gone(f"{_LOSS_ONLY}: see algorithm.kl_estimator"),
     "algorithm.kl_ctrl.type": _gone("algorithm.kl_coef is constant: leave the key out"),
-    "algorithm.kl_ctrl.kl_coef": _gone("this version has the KL term in the loss only: see algorithm.kl_coef"),
+    "algorithm.kl_ctrl.kl_coef": _gone(f"{_LOSS_ONLY}: see algorithm.kl_coef"),
     "algorithm.filter_groups.enable": _filter_groups,
     "algorithm.rollout_correction.rollout_is": _gone(_LATER),
     "algorithm.gamma": _gone("GRPO has no discount: leave the key out"),
     "algorithm.lam": _gone("GRPO has no lambda: leave the key out"),
     # reward
     "custom_reward_function.path": _reward_path,
-    "custom_reward_function.name": _gone("the name stands in reward.function, after a colon: leave this key out"),
+    "custom_reward_function.name": _gone(_NAME_IN_FUNCTION),
     "reward.custom_reward_function.path": _reward_path,
-    "reward.custom_reward_function.name": _gone(
-        "the name stands in reward.function, after a colon: leave this key out"
-    ),
+    "reward.custom_reward_function.name": _gone(_NAME_IN_FUNCTION),
     # trainer
     "trainer.total_epochs": _same("data.epochs"),
     "trainer.total_training_steps": _same("run.steps"),
-    "trainer.n_gpus_per_node": _workers,
-    "trainer.nnodes": _workers,
-    "trainer.save_freq": _frequency("checkpoint.every"),
-    "trainer.test_freq": _frequency("evaluation.every"),
+    "trainer.n_gpus_per_node": _gone(_ONE_PROCESS),
+    "trainer.nnodes": _gone(_ONE_PROCESS),
+    "trainer.save_freq": _unless_positive("checkpoint.every", 0),
+    "trainer.test_freq": _unless_positive("evaluation.every", 0),
     "trainer.max_actor_ckpt_to_keep": _same("checkpoint.keep"),
     "trainer.val_before_train": _gone("evaluation always runs before the first step: leave the key out"),
     "trainer.val_only": _gone("use the command `tandem evaluate`"),
@@ -329,6 +304,6 @@ _TABLE: dict[str, Convert] = {
     "trainer.rollout_data_dir": _gone("rollouts are in the run's folder: see tracking.rollouts_every"),
     "trainer.log_val_generations": _gone("rollouts are in the run's folder: see tracking.rollouts_max"),
     "trainer.critic_warmup": _gone("GRPO has no critic: leave the key out"),
-    "trainer.balance_batch": _workers,
+    "trainer.balance_batch": _gone(_ONE_PROCESS),
     "trainer.device": _same("cluster.device"),
 }
