@@ -17,10 +17,11 @@ from tandem.algorithm.protocols import Loss, LossFunction
 from tandem.batch import Rollouts, UpdateResult
 from tandem.config.model import ModelConfig
 from tandem.hybrid.phases import PhaseHandle, Timing
-from tandem.hybrid.worker import UpdateRequest, Worker
+from tandem.hybrid.worker import Worker
 from tandem.runtime.worker_group import WorkerGroup
 from tandem.trainer.optim import Schedule
 from tandem.trainer.supervised import Examples
+from tandem.trainer.update import UpdateBatch
 
 
 @dataclass(frozen=True)
@@ -106,28 +107,29 @@ class TrainPhase(PhaseHandle):
             ValueError: Shapes do not fit.
         """
         self.check_open()
-        old_logprobs = self._old_logprobs_for(rollouts, old_logprobs)
+        advantages = advantages.detach().to("cpu", torch.float32)
         per_token = advantages[:, None] if advantages.ndim == 1 else advantages
-        if len(per_token) != len(rollouts):
-            raise ValueError(f"{len(per_token)} advantages for {len(rollouts)} responses")
+        _check_shapes(rollouts, advantages=per_token, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
         mask = loss_mask(rollouts.response_mask, rollouts.truncated, mask_truncated=self._settings.mask_truncated)
         if self._settings.drop_idle_groups:
             mask = mask & ~idle_groups(advantages, rollouts.group_ids)[:, None]
+        batch = UpdateBatch(
+            rollouts=rollouts,
+            advantages=per_token,
+            loss_mask=mask,
+            old_logprobs=self._old_logprobs_for(rollouts, old_logprobs),
+            ref_logprobs=ref_logprobs,
+        )
         self.num_updates += 1
+        self.policy_version += 1  # from now on the weights may differ, also where the update is broken off
         with self._timing("update"):
             result = self._group.call(
                 Worker.update,
-                UpdateRequest(
-                    rollouts=rollouts,
-                    advantages=per_token.detach().to(torch.float32),
-                    loss_mask=mask,
-                    old_logprobs=old_logprobs,
-                    ref_logprobs=ref_logprobs,
-                    loss=self._settings.loss if loss is None else as_loss(loss),
-                    lr=self._settings.schedule.at(self.num_updates),
-                    step=self.num_updates,
-                    policy_version=self.policy_version + 1,
-                ),
+                batch,
+                self._settings.loss if loss is None else as_loss(loss),
+                lr=self._settings.schedule.at(self.num_updates),
+                step=self.num_updates,
+                policy_version=self.policy_version,
             )
         self.policy_version = result.policy_version
         return result
@@ -149,3 +151,14 @@ class TrainPhase(PhaseHandle):
         loss = self._group.call(Worker.supervised_update, examples, lr)
         self.policy_version += 1
         return loss
+
+
+def _check_shapes(rollouts: Rollouts, **matrices: Tensor | None) -> None:
+    """Raise ValueError for what is neither [B, L] nor, as advantages may be, [B, 1]."""
+    rows, width = rollouts.response_tokens.shape
+    for name, matrix in matrices.items():
+        widths = (1, width) if name == "advantages" else (width,)
+        if matrix is not None and (matrix.ndim != 2 or len(matrix) != rows or matrix.shape[1] not in widths):
+            raise ValueError(
+                f"{name} of shape {list(matrix.shape)} do not fit {rows} responses of up to {width} tokens"
+            )

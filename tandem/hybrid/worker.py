@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -47,21 +47,6 @@ class WorkerOptions:
     max_concurrent: int
     kv_cache_bytes: int | None
     seed: int
-
-
-@dataclass(frozen=True)
-class UpdateRequest:
-    """One step's update: see `update_policy`."""
-
-    rollouts: Rollouts
-    advantages: Float[Tensor, "B L"] | Float[Tensor, "B 1"]
-    loss_mask: Bool[Tensor, "B L"]
-    old_logprobs: Float[Tensor, "B L"] | None
-    ref_logprobs: Float[Tensor, "B L"] | None
-    loss: Loss
-    lr: float
-    step: int
-    policy_version: int
 
 
 class Worker:
@@ -144,30 +129,24 @@ class Worker:
             self.reference = self._as_policy(model.requires_grad_(requires_grad=False))
         return batch_logprobs(self.reference, rollouts, self.packing)
 
-    def update(self, request: UpdateRequest) -> UpdateResult:
-        """One step's optimizer updates."""
+    def update(self, batch: UpdateBatch, loss: Loss, *, lr: float, step: int, policy_version: int) -> UpdateResult:
+        """One step's optimizer updates: see `update_policy`."""
         self.model.train(self.checkpointing)  # transformers checkpoints activations in training mode only
         trainer = self.options.trainer
         return update_policy(
             self.policy,
             self.optimizer,
-            UpdateBatch(
-                rollouts=request.rollouts,
-                advantages=request.advantages,
-                loss_mask=request.loss_mask,
-                old_logprobs=request.old_logprobs,
-                ref_logprobs=request.ref_logprobs,
-            ),
-            request.loss,
+            batch,
+            loss,
             UpdateOptions(
                 packing=self.packing,
                 mini_batch_responses=trainer.mini_batch_responses,
                 shuffle=trainer.mini_batch_shuffle,
                 epochs=trainer.update_epochs,
             ),
-            lr=request.lr,
-            seed=(self.options.seed, request.step),
-            policy_version=request.policy_version,
+            lr=lr,
+            seed=(self.options.seed, step),
+            policy_version=policy_version,
         )
 
     def supervised_update(self, examples: Examples, lr: float) -> float:

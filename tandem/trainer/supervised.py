@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,12 +39,15 @@ def supervised_update(
     costs = policy.costs()
     num_tokens = int(rollouts.response_mask.sum())
     total = torch.zeros((), dtype=torch.float64)
-    rows: Sequence[int] = range(len(rollouts))
-    for part in micro_batches(rollouts, rows, max_tokens=packing.max_tokens, packing=packing.packing, costs=costs):
-        row = pack(rollouts, part, packing=packing.packing, costs=costs, device=policy.device)
-        logprobs, _ = policy(row, temperature=1.0, entropy_gradient=False)
-        loss = -logprobs.sum() / num_tokens
-        loss.backward()
-        total += loss.detach().double().cpu()
-    optimizer.step(lr, loss_is_finite=bool(torch.isfinite(total)))
+    parts = micro_batches(
+        rollouts, range(len(rollouts)), max_tokens=packing.max_tokens, packing=packing.packing, costs=costs
+    )
+    with optimizer.accumulating():
+        for part in parts:
+            row = pack(rollouts, part, packing=packing.packing, costs=costs, device=policy.device)
+            logprobs, _ = policy(row, temperature=1.0, entropy_gradient=False)
+            loss = -logprobs.sum() / num_tokens
+            loss.backward()
+            total += loss.detach().double().cpu()
+        optimizer.step(lr, loss_is_finite=bool(torch.isfinite(total)))
     return float(total)

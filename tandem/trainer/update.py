@@ -71,18 +71,20 @@ def update_policy(
     if batch.old_logprobs is None and not _is_one_update(batch, options):
         batch = replace(batch, old_logprobs=batch_logprobs(policy, batch.rollouts, options.packing))
     tally = _Tally(batch.rollouts)
-    for rows in mini_batches(
+    order = mini_batches(
         batch.rollouts,
         size=options.mini_batch_responses,
         shuffle=options.shuffle,
         epochs=options.epochs,
         seed=seed,
-    ):
-        active = _active_rows(batch, rows, loss) if options.skip_idle else rows
-        if active:
-            value = _backward(policy, batch, rows, active, loss, options.packing, tally)
-            outcome = optimizer.step(lr, loss_is_finite=bool(torch.isfinite(value)))
-            tally.add_update(float(value), outcome.grad_norm, taken=outcome.taken)
+    )
+    with optimizer.accumulating():
+        for rows in order:
+            active = _active_rows(batch, rows, loss) if options.skip_idle else rows
+            if active:
+                value = _backward(policy, batch, rows, active, loss, options.packing, tally)
+                outcome = optimizer.step(lr, loss_is_finite=bool(torch.isfinite(value)))
+                tally.add_update(float(value), outcome.grad_norm, taken=outcome.taken)
     return tally.result(lr, policy_version)
 
 

@@ -113,6 +113,42 @@ def test_fault_12_rollouts_of_an_older_policy_are_never_taken_for_on_policy(work
     assert stale.clip_fraction > 0
 
 
+def test_fault_12_after_an_update_that_was_broken_off_its_rollouts_are_of_an_older_policy(tmp_path: Path) -> None:
+    """The first of two mini-batches has changed the weights."""
+    config = {"data": {"prompts_per_step": 1}, "rollout": {"n": 8}, "trainer": {"mini_batch_responses": 8}}
+    workers = start_tiny(tmp_path / "model", lr=0.1, config=config)
+    rollouts = rollout(workers)
+    calls = 0
+
+    def raises_at_the_second_call(*, logprobs: torch.Tensor, advantages: torch.Tensor, **_: object) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+        return -advantages * logprobs
+
+    with workers.train_phase() as trainer, pytest.raises(KeyboardInterrupt):
+        trainer.update(rollouts, contrast(rollouts), loss=raises_at_the_second_call)
+    with workers.train_phase() as trainer:
+        update = trainer.update(rollouts, contrast(rollouts))
+    assert update.ratio is not None
+    near_one = (update.ratio - 1.0).abs()[rollouts.response_mask] < 1e-3
+    assert near_one.float().mean() < 0.1, "the ratio is to the policy after the interruption"
+    assert rollout(workers).policy_version == workers.policy_version
+
+
+def test_advantages_of_a_wrong_shape_are_refused(workers: td.Workers) -> None:
+    rollouts = rollout(workers)
+    wide = rollouts.response_mask.shape[1] + 1
+    with workers.train_phase() as trainer:
+        for shape in ((3,), (16, wide), (16, 1, 1)):
+            with pytest.raises(ValueError, match="advantages of shape"):
+                trainer.update(rollouts, torch.ones(shape))
+        with pytest.raises(ValueError, match="old_logprobs of shape"):
+            trainer.update(rollouts, contrast(rollouts), torch.zeros(16, wide))
+        assert trainer.num_updates == 0
+
+
 def test_fault_12_more_responses_than_the_config_speaks_of_are_several_updates(tmp_path: Path) -> None:
     """In a loop of one's own the number of responses is anybody's: 16 here, for a step of 8 in the config."""
     config = {"data": {"prompts_per_step": 1}, "rollout": {"n": 8}, "trainer": {"mini_batch_responses": 8}}
@@ -136,12 +172,6 @@ def test_old_logprobs_come_from_where_the_config_says(tmp_path: Path, old_logpro
     else:
         assert (found is rollouts.rollout_logprobs) == (old_logprobs == "rollout")
         torch.testing.assert_close(found, rollouts.rollout_logprobs, rtol=0, atol=2e-5)
-
-
-def test_advantages_that_do_not_fit_are_refused(workers: td.Workers) -> None:
-    rollouts = rollout(workers)
-    with workers.train_phase() as trainer, pytest.raises(ValueError, match="3 advantages for 16 responses"):
-        trainer.update(rollouts, torch.ones(3))
 
 
 def test_dropped_groups_and_cut_off_responses_are_out_of_the_denominator(tmp_path: Path) -> None:

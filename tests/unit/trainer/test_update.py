@@ -191,6 +191,27 @@ def test_fault_10_after_a_set_number_in_a_row_training_stops_with_an_error() -> 
     assert "max_skipped_updates" in str(caught.value)
 
 
+def test_gradients_of_an_update_that_was_broken_off_are_not_in_the_next_one() -> None:
+    """An own loss that raises, or Ctrl-C in a notebook, in the second micro-batch: the first has gradients by then."""
+    calls = 0
+
+    def raises_at_the_second_call(*, logprobs: Tensor, **_: object) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise ZeroDivisionError
+        return -logprobs
+
+    batch = make_batch(make_rollouts(), on_policy=True)
+    learner, fresh = trainee(), trainee()
+    with pytest.raises(ZeroDivisionError):
+        run_update(learner, batch, FunctionLoss(raises_at_the_second_call), SMALL)
+    assert all(weight.grad is None for weight in learner.weights.parameters())
+    found, expected = (run_update(each, batch, ClippedSurrogate(), SMALL) for each in (learner, fresh))
+    assert found.grad_norm == expected.grad_norm
+    assert torch.equal(learner.vector(), fresh.vector())
+
+
 def test_a_skipped_update_is_in_no_mean() -> None:
     """Of two mini-batches one is not finite: loss and grad_norm are those of the other."""
     rollouts = make_rollouts()
