@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+if sys.platform == "win32":  # worker processes, locks and memory limits are those of Unix
+    raise ImportError("Tandem runs on Linux and macOS. On Windows, use it in WSL (the Windows Subsystem for Linux).")
+
 if TYPE_CHECKING:
     from tandem.algorithm.advantages import estimate_advantages, grpo_advantages
     from tandem.algorithm.kl import token_kl

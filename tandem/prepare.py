@@ -14,6 +14,7 @@ from tandem.hybrid.start import check_lengths, check_reference, resolve_here
 from tandem.model.facts import check_model
 from tandem.model.tokenizer import load_tokenizer
 from tandem.observe.console import Console
+from tandem.observe.trackers import check_trackers
 from tandem.rewards.pool import start_rewards
 
 
@@ -50,6 +51,7 @@ def _check(config: Config, reward: Callable[..., object] | None) -> None:
         lambda: start_rewards(config.reward, reward).close(),  # it loads the function, as it will later
         lambda: check_lengths(config, check_model(config.model)),
         lambda: check_reference(config),
+        lambda: check_trackers(config.tracking),
         lambda: check_data(config.data, _held_out_files(config), seed=config.run.seed),
         lambda: _check_examples(config),
     ]

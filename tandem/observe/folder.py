@@ -153,5 +153,6 @@ def write_atomically(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         beside.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the first error is the one to tell
+            beside.unlink()
         raise cannot_write(path, error) from error

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tandem.batch import Rewards, Rollouts, UpdateResult
 from tandem.observe.folder import write_atomically
-from tandem.observe.journal import as_json
+from tandem.observe.journal import as_json, cannot_write
 
 
 class RolloutLog:
@@ -42,11 +42,18 @@ class RolloutLog:
         write_atomically(self.folder / f"step_{step:06d}.jsonl", "".join(f"{as_json(row)}\n" for row in rows))
 
     def cut_back(self, step: int) -> None:
-        """Remove the files of later steps, and what a killed process left half written."""
+        """Remove the files of later steps, and what a killed process left half written.
+
+        Raises:
+            CheckpointError: They cannot be removed.
+        """
         for path in self.folder.glob("step_*.jsonl*"):
             number = path.name.removeprefix("step_").split(".")[0]
             if path.suffix != ".jsonl" or (number.isdigit() and int(number) > step):
-                path.unlink()
+                try:
+                    path.unlink()
+                except OSError as error:
+                    raise cannot_write(path, error) from error
 
 
 def rollout_rows(

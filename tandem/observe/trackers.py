@@ -160,17 +160,16 @@ def _is_installed(package: str) -> bool:
 
 
 def start_trackers(config: TrackingConfig, *, folder: Path, run_config: dict[str, Any], warn: Warn) -> Trackers:
-    """Start the trackers that the config names. Files of theirs go to `folder`/<tracker>.
-
-    Raises:
-        ConfigError: A package is missing.
-    """
-    check_trackers(config)
+    """Start the trackers that the config names. Files of theirs go to `folder`/<tracker>."""
     trackers = []
     for name in config.to:
         # -P: the script's own folder must not become a place to import from.
         command = [sys.executable, "-P", str(Path(tracker_process.__file__))]
-        tracker = Tracker(name, command, log=folder / f"{name}.log", warn=warn)
+        try:
+            tracker = Tracker(name, command, log=folder / f"{name}.log", warn=warn)
+        except OSError as error:  # no room for another process, or for its log
+            warn(f"{name} gets no metrics, it cannot be started: {error}. Training goes on; metrics.jsonl has all.")
+            continue
         opening: tracker_process.Opening = {
             "tracker": name,
             "folder": str(folder / name),

@@ -143,7 +143,7 @@ class WorkerProcess:
             status: int | None = self._process.wait(_EXIT_WAIT_S if self.hung_up else 0)
         except subprocess.TimeoutExpired:
             status = None
-        with suppress(ProcessLookupError):  # nobody is left
+        with suppress(ProcessLookupError, PermissionError):  # nobody is left; macOS says the latter of the dead
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         if self.stdout_open:

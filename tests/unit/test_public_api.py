@@ -57,6 +57,12 @@ def modules_after(program: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
+def test_windows_is_told_at_once_what_to_do() -> None:
+    program = "import sys; sys.platform = 'win32'; import tandem"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].startswith("ImportError: Tandem runs on Linux and macOS. On Windows, use it in")
+
+
 def test_the_public_names_are_these() -> None:
     """Adding one is a promise, removing one breaks somebody's program: change this list on purpose."""
     assert set(tandem.__all__) == NAMES

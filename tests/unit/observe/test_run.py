@@ -339,6 +339,13 @@ def test_fault_41_disk_full_while_writing_rollouts_leaves_the_run_as_it_was(tmp_
     assert rollout_files(tmp_path) == ["step_000001.jsonl"]
 
 
+def test_fault_41_rollouts_that_cannot_be_cut_are_a_clear_error(tmp_path: Path, console: Console) -> None:
+    with Run(config_of(tmp_path), console=console) as run:
+        (tmp_path / "rollouts" / "step_000002.jsonl").mkdir()  # which no `unlink` removes
+        with pytest.raises(CheckpointError, match=r"cannot write .*step_000002\.jsonl"):
+            run.steps(3, resume_from=1)
+
+
 def test_a_missing_tracker_is_told_before_the_folder_is_touched(tmp_path: Path, console: Console) -> None:
     pytest.importorskip("tensorboard")
     config = config_of(tmp_path / "run", tracking={"to": ["trackio"]})

@@ -10,7 +10,7 @@ import pytest
 
 from tandem.config.tracking import TrackingConfig
 from tandem.errors import ConfigError
-from tandem.observe.trackers import MAX_WAITING_BYTES, Tracker, start_trackers
+from tandem.observe.trackers import MAX_WAITING_BYTES, Tracker, check_trackers, start_trackers
 
 
 def event_values(folder: Path) -> dict[str, dict[int, float]]:
@@ -52,18 +52,17 @@ def test_tensorboard_forgets_what_lies_after_the_checkpoint_of_a_resumed_run(tmp
     assert event_values(tmp_path / "tensorboard") == {"policy/loss": {1: 1.0, 2: 12.0}}
 
 
-def test_missing_packages_are_told_at_the_start_all_at_once(tmp_path: Path) -> None:
+def test_missing_packages_are_told_at_the_start_all_at_once() -> None:
     missing = [name for name in ("wandb", "trackio") if importlib.util.find_spec(name) is None]
     if not missing:
         pytest.skip("wandb and trackio are installed here")
     config = TrackingConfig(to=("tensorboard", "wandb", "trackio"))
     with pytest.raises(ConfigError) as error:
-        start_trackers(config, folder=tmp_path, run_config={}, warn=pytest.fail)
+        check_trackers(config)
     assert [problem.key for problem in error.value.problems] == ["tracking.to"] * len(missing)
     for name in missing:
         assert f"{name} is not installed" in str(error.value)
         assert f"pip install 'tandem-rl[{name}]'" in str(error.value)
-    assert list(tmp_path.iterdir()) == [], "nothing was started"
 
 
 def test_a_folder_that_a_tracker_left_behind_does_not_pass_for_its_package(
@@ -74,7 +73,7 @@ def test_a_folder_that_a_tracker_left_behind_does_not_pass_for_its_package(
     (tmp_path / "wandb").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="wandb is not installed"):
-        start_trackers(TrackingConfig(to=("wandb",)), folder=tmp_path, run_config={}, warn=pytest.fail)
+        check_trackers(TrackingConfig(to=("wandb",)))
 
 
 def test_fault_42_a_tracker_that_cannot_write_is_warned_of_once_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -88,6 +87,16 @@ def test_fault_42_a_tracker_that_cannot_write_is_warned_of_once_and_the_run_goes
     assert len(warnings) == 1
     assert "tensorboard gets no more metrics" in warnings[0]
     assert "File exists" in warnings[0] or "exists" in warnings[0]
+
+
+def test_fault_42_a_tracker_that_cannot_be_started_is_warned_of_and_the_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "tensorboard.log").mkdir()
+    warnings: list[str] = []
+    trackers = start_trackers(TrackingConfig(to=("tensorboard",)), folder=tmp_path, run_config={}, warn=warnings.append)
+    trackers.log(1, {"policy/loss": 0.0})
+    trackers.close()
+    assert len(warnings) == 1
+    assert "tensorboard gets no metrics, it cannot be started" in warnings[0]
 
 
 def start(code: str, tmp_path: Path, warnings: list[str]) -> Tracker:
