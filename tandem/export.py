@@ -10,10 +10,8 @@ import torch
 from tandem.checkpoint import find_checkpoint
 from tandem.config.model import ModelConfig
 from tandem.errors import CheckpointError
-from tandem.model.hf import load_model, save_model
+from tandem.model.hf import DTYPES, load_model, save_model
 from tandem.model.tokenizer import load_tokenizer
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def export(run: str | Path, to: str | Path, *, dtype: str = "float32") -> Path:
@@ -28,8 +26,8 @@ def export(run: str | Path, to: str | Path, *, dtype: str = "float32") -> Path:
         CheckpointError: There is no checkpoint, `to` exists, or cannot be written.
     """
     run, to = Path(run), Path(to)
-    if dtype not in _DTYPES:
-        raise CheckpointError(f"dtype {dtype!r} is unknown", remedy=f"use one of {', '.join(_DTYPES)}")
+    if dtype not in DTYPES:
+        raise CheckpointError(f"dtype {dtype!r} is unknown", remedy=f"use one of {', '.join(DTYPES)}")
     checkpoint = find_checkpoint(run)
     if checkpoint is None:
         raise CheckpointError(
@@ -42,7 +40,7 @@ def export(run: str | Path, to: str | Path, *, dtype: str = "float32") -> Path:
     model = load_model(source, device=torch.device("cpu"), dtype=torch.float32)
     partial = to.with_name(to.name + ".partial")
     try:
-        save_model(model, partial, tokenizer=load_tokenizer(source), dtype=_DTYPES[dtype])
+        save_model(model, partial, tokenizer=load_tokenizer(source), dtype=DTYPES[dtype])
         partial.rename(to)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)

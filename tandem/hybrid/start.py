@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from tandem.algorithm.losses import ClippedSurrogate, as_loss
 from tandem.algorithm.protocols import Loss, LossFunction
 from tandem.checkpoint import CheckpointWriter, find_checkpoint
+from tandem.config.cluster import ClusterConfig
 from tandem.config.load import config_from_dict
 from tandem.config.model import ModelConfig
 from tandem.config.resolve import resolve_config
@@ -21,9 +22,10 @@ from tandem.config.schema import Config
 from tandem.errors import CheckpointError, ModelError
 from tandem.hybrid.phases import Timing, untimed
 from tandem.hybrid.train_phase import TrainSettings
-from tandem.hybrid.worker import DTYPES, Worker, WorkerOptions
+from tandem.hybrid.worker import Worker, WorkerOptions
 from tandem.hybrid.workers import Workers
 from tandem.model.facts import ModelFacts, check_model
+from tandem.model.hf import DTYPES
 from tandem.model.source import resolve_model_path
 from tandem.model.tokenizer import load_tokenizer
 from tandem.runtime.local import ComputeSettings, LocalGroup
@@ -32,23 +34,15 @@ from tandem.trainer.optim import Schedule
 _GIB = 1 << 30
 
 
-@dataclass(frozen=True)
-class _Auto:
-    """A config's values once their `auto`s are decided."""
-
-    dtype: torch.dtype
-    head_dtype: torch.dtype
-    device: torch.device
-    settings: ComputeSettings
-
-
 def resolve_here(config: Config, *, name: str = "run") -> Config:
     """Decide every `auto` that this machine decides: `resolve_config` with its CPUs and GPUs.
 
     Raises:
         ConfigError: The settings do not fit this machine.
     """
-    return resolve_config(config, num_cpus=len(os.sched_getaffinity(0)), has_cuda=torch.cuda.is_available(), name=name)
+    # What this process may use. Only Linux tells it; elsewhere it is what the machine has.
+    num_cpus = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return resolve_config(config, num_cpus=num_cpus, has_cuda=torch.cuda.is_available(), name=name)
 
 
 def start(
@@ -139,7 +133,6 @@ def _start(
     loss: Loss | LossFunction | None = None,
     timing: Timing = untimed,
 ) -> Workers:
-    auto = _decide(config)
     checkpoint = find_checkpoint(run_folder) if run_folder is not None else None
     source = config.model
     if checkpoint is not None:
@@ -152,13 +145,12 @@ def _start(
     train = _train_settings(config, total_steps, loss)
     reference, keep_in = _reference(config, run_folder, needed=train.loss.needs_reference)
     with _errors_of(checkpoint):
-        group = LocalGroup(lambda: Worker(_worker_options(config, source, facts, auto), tokenizer), auto.settings)
+        options = _worker_options(config, source, facts)
+        group = LocalGroup(lambda: Worker(options, tokenizer), _compute_settings(config.cluster))
     writer = None
     if run_folder is not None:
-        options = config.checkpoint
-        writer = CheckpointWriter(
-            run_folder, keep=options.keep, keep_best=options.keep_best, background=options.background
-        )
+        kept = config.checkpoint
+        writer = CheckpointWriter(run_folder, keep=kept.keep, keep_best=kept.keep_best, background=kept.background)
     return Workers(
         group,
         tokenizer=tokenizer,
@@ -187,29 +179,23 @@ def _errors_of(checkpoint: Path | None) -> Generator[None]:
         ) from error
 
 
-def _decide(config: Config) -> _Auto:
-    cluster = config.cluster
-    assert cluster.device != "auto"
-    assert isinstance(cluster.threads, int)
-    assert isinstance(cluster.deterministic, bool)
+def _compute_settings(cluster: ClusterConfig) -> ComputeSettings:
+    assert cluster.threads != "auto", "the config is not resolved"
+    assert cluster.deterministic != "auto"
+    return ComputeSettings(threads=cluster.threads, deterministic=cluster.deterministic)
+
+
+def _worker_options(config: Config, source: ModelConfig, facts: ModelFacts) -> WorkerOptions:
     assert config.model.dtype != "auto", "the config is not resolved"
-    return _Auto(
-        dtype=DTYPES[config.model.dtype],
-        head_dtype=DTYPES[config.model.head_dtype],
-        device=torch.device(cluster.device),
-        settings=ComputeSettings(threads=cluster.threads, deterministic=cluster.deterministic),
-    )
-
-
-def _worker_options(config: Config, source: ModelConfig, facts: ModelFacts, auto: _Auto) -> WorkerOptions:
+    assert config.cluster.device != "auto"
     cache = config.rollout.kv_cache_gib
     return WorkerOptions(
         model=source,
         trainer=config.trainer,
         facts=facts,
-        device=auto.device,
-        dtype=auto.dtype,
-        head_dtype=auto.head_dtype,
+        device=torch.device(config.cluster.device),
+        dtype=DTYPES[config.model.dtype],
+        head_dtype=DTYPES[config.model.head_dtype],
         max_sequence=config.data.max_prompt_length + config.rollout.max_response_length,
         max_concurrent=config.rollout.max_concurrent,
         kv_cache_bytes=None if cache == "auto" else int(cache * _GIB),

@@ -148,9 +148,8 @@ class TrainPhase(PhaseHandle):
         """One step of maximum likelihood on given answers (token ids, ending with EOS); returns the loss per token."""
         self.check_open()
         examples = Examples(tuple(map(tuple, prompts)), tuple(map(tuple, answers)))
-        loss = self._group.call(Worker.supervised_update, examples, lr)
         self.policy_version += 1
-        return loss
+        return self._group.call(Worker.supervised_update, examples, lr)
 
 
 def _check_shapes(rollouts: Rollouts, **matrices: Tensor | None) -> None:

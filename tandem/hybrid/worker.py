@@ -30,8 +30,6 @@ from tandem.trainer.policy import Policy
 from tandem.trainer.supervised import Examples, supervised_update
 from tandem.trainer.update import UpdateBatch, UpdateOptions, update_policy
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
 
 @dataclass(frozen=True)
 class WorkerOptions:
@@ -61,8 +59,8 @@ class Worker:
             dtype=options.dtype,
             device=options.device,
             max_sequence=options.max_sequence,
-            micro_batch_tokens=_unless_auto(options.trainer.micro_batch_tokens),
-            activation_checkpointing=_unless_auto(options.trainer.activation_checkpointing),
+            micro_batch_tokens=options.trainer.micro_batch_tokens,
+            activation_checkpointing=options.trainer.activation_checkpointing,
         )
         self.checkpointing = memory.activation_checkpointing
         if self.checkpointing:
@@ -184,7 +182,3 @@ class Worker:
     def save(self, folder: Path, dtype: torch.dtype | None, weights: Mapping[str, Tensor] | None = None) -> None:
         """Write a Hugging Face folder of the float32 masters, or of copies of them, cast to `dtype`."""
         save_model(self.model, folder, tokenizer=self.tokenizer, weights=weights or self.weights.named(), dtype=dtype)
-
-
-def _unless_auto(value: int | bool | str) -> Any:
-    return None if value == "auto" else value

@@ -26,6 +26,7 @@ from tandem.errors import ModelError
 from tandem.model.attention import NAMES, register
 from tandem.model.source import foreign_code, resolve_model_path
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # that a config can name
 MAX_SHARD_BYTES = 5 * 10**9
 
 

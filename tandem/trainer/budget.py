@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from transformers import PreTrainedConfig
@@ -44,26 +45,27 @@ def plan_memory(
     dtype: torch.dtype,
     device: torch.device,
     max_sequence: int,
-    micro_batch_tokens: int | None = None,
-    activation_checkpointing: bool | None = None,
+    micro_batch_tokens: int | Literal["auto"] = "auto",
+    activation_checkpointing: bool | Literal["auto"] = "auto",
 ) -> MemoryPlan:
-    """Choose what is None. Checkpointing is switched on where not even one longest sequence would fit without.
+    """Choose what is `auto`. Checkpointing is switched on where not even one longest sequence would fit without.
 
     Args:
         config: The model's.
         dtype: What it computes in.
         device: Where.
         max_sequence: Longest prompt and response together, in tokens.
-        micro_batch_tokens, activation_checkpointing: Set by the user, or None.
+        micro_batch_tokens, activation_checkpointing: What the config says.
     """
     budget = _CPU_ACTIVATIONS
     if device.type == "cuda":
         budget = int(torch.cuda.get_device_properties(device).total_memory * _CUDA_SHARE)
     per_token = activation_bytes_per_token(config, dtype)
-    if activation_checkpointing is None:
-        activation_checkpointing = per_token * max(max_sequence, micro_batch_tokens or 0) > budget
+    if activation_checkpointing == "auto":
+        longest = max_sequence if micro_batch_tokens == "auto" else max(max_sequence, micro_batch_tokens)
+        activation_checkpointing = per_token * longest > budget
     if activation_checkpointing:  # one vector per layer stays, and one layer at a time is run again
         per_token = max(1, per_token // 8)
-    if micro_batch_tokens is None:
+    if micro_batch_tokens == "auto":
         micro_batch_tokens = max(_MIN_TOKENS, min(_MAX_TOKENS, budget // per_token))
     return MemoryPlan(micro_batch_tokens, activation_checkpointing)
