@@ -64,7 +64,7 @@ def as_rewards(scores: Sequence[Score]) -> Rewards:
     return Rewards(
         values=torch.tensor([0.0 if value is None else value for value in values], dtype=torch.float32),
         valid=torch.tensor([value is not None for value in values], dtype=torch.bool),
-        problems={row: item.error or "no reward" for row, item in enumerate(scores) if item.value is None},
+        problems={row: item.problem for row, item in enumerate(scores) if item.problem is not None},
         metrics={name: sum(numbers) / len(numbers) for name, numbers in sorted(extra.items())},
     )
 

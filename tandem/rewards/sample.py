@@ -31,3 +31,10 @@ class Score:
     error: str | None = None
     seconds: float = 0.0
     output: str = ""
+
+    @property
+    def problem(self) -> str | None:
+        """Why there is no reward, with what the function had printed; None where there is one."""
+        if self.error is None or not self.output:
+            return self.error
+        return f"{self.error}\nprinted: {self.output.rstrip()}"

@@ -91,8 +91,10 @@ def test_score_takes_any_function_and_gives_the_same(tmp_path: Path) -> None:
 
 
 def test_fault_33_metrics_are_averaged_over_the_rows_that_have_them() -> None:
-    rewards = as_rewards([Score(1.0, {"a": 1.0}), Score(None, error="raised"), Score(0.0, {"a": 3.0, "b": 5.0})])
+    rewards = as_rewards(
+        [Score(1.0, {"a": 1.0}), Score(None, error="raised", output="so far\n"), Score(0.0, {"a": 3.0, "b": 5.0})]
+    )
     assert rewards.metrics == {"a": 2.0, "b": 5.0}
     assert rewards.valid.tolist() == [True, False, True]
-    assert rewards.problems == {1: "raised"}
+    assert rewards.problems == {1: "raised\nprinted: so far"}
     assert (rewards.mean, rewards.num_invalid) == (0.5, 1)
