@@ -1,7 +1,7 @@
 """Checkpoints: everything that a run needs to go on, written beside the old ones and renamed when complete.
 
     RUN/checkpoints/step_000020/
-        state.json      step, counters, position in the data, best evaluation
+        state.json      step, counters, position in the data, evaluations
         model/          the policy as a Hugging Face folder, float32: transformers loads it as it is
         optimizer/      AdamW's moments, float32 (torch.distributed.checkpoint in safetensors files)
 
@@ -12,13 +12,14 @@ in it is a pickle. Random numbers need no saving: all of Tandem's are functions 
 from __future__ import annotations
 
 import json
+import math
 import os
-import re
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,30 +30,21 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceSt
 from torch.distributed.checkpoint.api import CheckpointException
 
 from tandem.errors import CheckpointError
+from tandem.model.source import complete_checkpoints
 
 FORMAT = 1
 SaveModel = Callable[[Mapping[str, Tensor], Path], None]
-_NAME = re.compile(r"step_(\d{6,})$")
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One moment of a run, copied: training may go on while it is written."""
+    """One moment of a run. For a writer in the background its tensors are copies: training goes on meanwhile."""
 
     step: int
     weights: Mapping[str, Tensor]  # by the model's own names
     moments: Mapping[str, Tensor]
     state: Mapping[str, Any]  # JSON
-    score: float | None  # of the evaluation at this step; larger is better
-
-
-def complete_checkpoints(run_folder: Path) -> list[Path]:
-    """Complete checkpoints of a run, oldest first."""
-    folder = run_folder / "checkpoints"
-    if not folder.is_dir():
-        return []
-    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.search(path.name))]
-    return [path for _, path in sorted(found)]
+    evaluation: Mapping[str, float] = field(default_factory=dict)  # the metrics of this step's, if it had one
 
 
 def find_checkpoint(path: Path) -> Path | None:
@@ -88,8 +80,7 @@ def read_moments(checkpoint: Path, into: Mapping[str, Tensor]) -> None:
         CheckpointError: A file is damaged, a tensor missing or of another shape.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        with _single_process():
             dcp.load(dict(into), storage_reader=HuggingFaceStorageReader(str(checkpoint / "optimizer")), no_dist=True)
     except (CheckpointException, RuntimeError, ValueError, KeyError, OSError) as error:
         raise CheckpointError(
@@ -105,14 +96,16 @@ class CheckpointWriter:
         run_folder: The run.
         keep: How many of the newest stay.
         keep_best: How many of the best evaluated stay, beside those.
+        metric: Of an evaluation, by which it is the best.
         background: Write while training goes on. False = `write` returns when the checkpoint is complete.
     """
 
-    def __init__(self, run_folder: Path, *, keep: int, keep_best: int, background: bool) -> None:
+    def __init__(self, run_folder: Path, *, keep: int, keep_best: int, metric: str, background: bool) -> None:
         self.folder = run_folder / "checkpoints"
         self.run_folder = run_folder
         self.keep = keep
         self.keep_best = keep_best
+        self.metric = metric
         self.background = background
         # Not daemons: a program that ends by itself waits for its last checkpoint.
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tandem-checkpoint")
@@ -152,33 +145,20 @@ class CheckpointWriter:
             ) from error
 
     def _write(self, snapshot: Snapshot, save_model: SaveModel) -> None:
-        final = self.folder / f"step_{snapshot.step:06d}"
-        partial = final.with_name(final.name + ".partial")
-        try:
-            self._write_into(partial, snapshot, save_model)
-            if final.exists():  # the same step again
-                _remove(final)
-            partial.rename(final)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)  # a failed one must not fill the disk
-        _flush(self.folder)
-        self._delete_old()
+        with complete_or_absent(self.folder / f"step_{snapshot.step:06d}") as folder:
+            save_model(snapshot.weights, folder / "model")
+            with _single_process():
+                writer = HuggingFaceStorageWriter(str(folder / "optimizer"), save_distributed=True)
+                dcp.save(dict(snapshot.moments), storage_writer=writer, no_dist=True)
+            evaluation = {name: value for name, value in snapshot.evaluation.items() if math.isfinite(value)}
+            state = {"format": FORMAT, "step": snapshot.step, "evaluation": evaluation, **snapshot.state}
+            (folder / "state.json").write_text(json.dumps(state, indent=1))
+        self.delete_old()
 
-    def _write_into(self, folder: Path, snapshot: Snapshot, save_model: SaveModel) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        save_model(snapshot.weights, folder / "model")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-            writer = HuggingFaceStorageWriter(str(folder / "optimizer"), save_distributed=True)
-            dcp.save(dict(snapshot.moments), storage_writer=writer, no_dist=True)
-        state = {"format": FORMAT, "step": snapshot.step, "score": snapshot.score, **snapshot.state}
-        (folder / "state.json").write_text(json.dumps(state, indent=1))
-        _flush_tree(folder)
-
-    def _delete_old(self) -> None:
+    def delete_old(self) -> None:
+        """Delete the checkpoints that are neither among the newest nor among the best."""
         checkpoints = complete_checkpoints(self.run_folder)
-        scores = [read_state(path)["score"] for path in checkpoints]
+        scores = [read_state(path)["evaluation"].get(self.metric) for path in checkpoints]
         scored = [number for number, score in enumerate(scores) if score is not None]
         best = sorted(scored, key=lambda number: -scores[number])[: self.keep_best]  # the earlier of equals
         wanted = {*best, *range(len(checkpoints))[-self.keep :]}
@@ -193,25 +173,46 @@ class CheckpointWriter:
                 if path.name.endswith((".partial", ".deleted")):
                     shutil.rmtree(path, ignore_errors=True)
 
-    def discard_after(self, step: int) -> None:
-        """Remove checkpoints later than `step`, which the run that goes on from it writes anew, and old ones that a
-        killed process had no time to remove."""
-        for path in complete_checkpoints(self.run_folder):
-            if int(path.name.rsplit("_", 1)[1]) > step:
-                _remove(path)
-        self._delete_old()
+
+@contextmanager
+def complete_or_absent(folder: Path) -> Generator[Path]:
+    """A folder to write into, which takes the name and the place of `folder` when the block has ended well.
+
+    Until then it is called `folder.partial`. It is flushed to the disk before it is renamed: after a power cut, too,
+    a folder of this name is whole.
+    """
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a killed process
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        _flush_tree(partial)
+        if folder.exists():
+            _remove(folder)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # a failed one must not fill the disk
+    _flush(folder.parent)
 
 
-def _remove(checkpoint: Path) -> None:
-    """Renamed first: a checkpoint that is half deleted must not look complete."""
-    doomed = checkpoint.with_name(checkpoint.name + ".deleted")
-    checkpoint.rename(doomed)
+@contextmanager
+def _single_process() -> Generator[None]:
+    """torch.distributed.checkpoint warns of it each time, asked for or not."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield
+
+
+def _remove(folder: Path) -> None:
+    """Renamed first: what is half deleted must not look complete."""
+    doomed = folder.with_name(folder.name + ".deleted")
+    folder.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
 
 
-def copy_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Host copies that stay as they are while training goes on."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+def host_tensors(tensors: Mapping[str, Tensor], *, copy: bool) -> dict[str, Tensor]:
+    """The same in host memory; with `copy` they stay as they are while training goes on."""
+    return {name: tensor.detach().to("cpu", copy=copy) for name, tensor in tensors.items()}
 
 
 def _flush_tree(folder: Path) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import torch
 
-from tandem.checkpoint import find_checkpoint
+from tandem.checkpoint import complete_or_absent, find_checkpoint
 from tandem.config.model import ModelConfig
 from tandem.errors import CheckpointError
 from tandem.model.hf import DTYPES, load_model, save_model
@@ -38,11 +37,9 @@ def export(run: str | Path, to: str | Path, *, dtype: str = "float32") -> Path:
         raise CheckpointError(f"{to} exists already", remedy="give a new folder, or remove this one")
     source = ModelConfig(path=str(checkpoint / "model"))
     model = load_model(source, device=torch.device("cpu"), dtype=torch.float32)
-    partial = to.with_name(to.name + ".partial")
     try:
-        save_model(model, partial, tokenizer=load_tokenizer(source), dtype=DTYPES[dtype])
-        partial.rename(to)
+        with complete_or_absent(to) as partial:
+            save_model(model, partial, tokenizer=load_tokenizer(source), dtype=DTYPES[dtype])
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(f"the model cannot be written to {to}: {error}") from error
     return to

@@ -72,7 +72,7 @@ def train(
             evaluation = evaluate(workers, reward_fn, plan.held_out, config, step=step) if due else None
             run.log(step, rollouts, rewards, advantages, update, evaluation)
             if run.due("checkpoint", step):
-                workers.save_checkpoint(step, {"prompts": prompts, "run": run}, score=run.best.score(evaluation))
+                workers.save_checkpoint(step, {"prompts": prompts, "run": run}, evaluation)
         workers.close()
         show_end(run)
         return run.folder

@@ -150,7 +150,13 @@ def _start(
     writer = None
     if run_folder is not None:
         kept = config.checkpoint
-        writer = CheckpointWriter(run_folder, keep=kept.keep, keep_best=kept.keep_best, background=kept.background)
+        writer = CheckpointWriter(
+            run_folder,
+            keep=kept.keep,
+            keep_best=kept.keep_best,
+            metric=config.evaluation.metric,
+            background=kept.background,
+        )
     return Workers(
         group,
         tokenizer=tokenizer,

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.algorithm.protocols import Loss
 from tandem.batch import Prompt, Response, Rollouts, UpdateResult
-from tandem.checkpoint import copy_tensors, optimizer_tensors, read_moments
+from tandem.checkpoint import host_tensors, optimizer_tensors, read_moments
 from tandem.config.model import ModelConfig
 from tandem.config.trainer import TrainerConfig
 from tandem.model.build import build_model, new_config
@@ -162,10 +162,10 @@ class Worker:
         """Counters that belong into a checkpoint, JSON-able."""
         return {"skipped_in_row": self.optimizer.skipped_in_row}
 
-    def copies(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Copies of the weights and of the optimizer's moments, by the model's own names."""
+    def tensors(self, *, copy: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The weights and the optimizer's moments, by the model's own names, in host memory; see `host_tensors`."""
         names = self.weights.named()
-        return copy_tensors(names), copy_tensors(optimizer_tensors(names, self.optimizer.adamw))
+        return host_tensors(names, copy=copy), host_tensors(optimizer_tensors(names, self.optimizer.adamw), copy=copy)
 
     def load_optimizer(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
         """Take up the moments of a checkpoint. The weights were loaded from it when the worker was made."""

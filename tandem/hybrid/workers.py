@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,13 +10,14 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tandem.checkpoint import CheckpointWriter, Snapshot, read_state
+from tandem.batch import Evaluation
+from tandem.checkpoint import CheckpointWriter, Snapshot, complete_or_absent, read_state
 from tandem.config.model import ModelConfig
 from tandem.config.rollout import RolloutConfig
 from tandem.errors import CheckpointError
-from tandem.hybrid.phases import PhaseMachine, untimed
+from tandem.hybrid.phases import PhaseMachine, Timing, untimed
 from tandem.hybrid.rollout_phase import RolloutPhase
-from tandem.hybrid.train_phase import Timing, TrainPhase, TrainSettings
+from tandem.hybrid.train_phase import TrainPhase, TrainSettings
 from tandem.hybrid.worker import Worker
 from tandem.model.facts import ModelFacts
 from tandem.runtime.worker_group import WorkerGroup
@@ -153,48 +153,38 @@ class Workers:
         folder = self._keep_reference_in
         if folder is None:
             return
-        partial = folder.with_name(folder.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.rmtree(folder, ignore_errors=True)  # of an earlier beginning of this run
         try:
-            self._group.call(Worker.save, partial, torch.float32)
-            partial.rename(folder)
+            with complete_or_absent(folder) as partial:  # in place of that of an earlier beginning of this run
+                self._group.call(Worker.save, partial, torch.float32)
         except OSError as error:
             raise CheckpointError(
                 f"the model before the first step cannot be written to {folder}: {error}",
                 remedy="free disk space or set run.folder to another disk, then start the same command again",
             ) from error
 
-    def save_checkpoint(self, step: int, parts: Mapping[str, Stateful], *, score: float | None = None) -> None:
-        """Save everything that the run needs to go on after `step`; returns when copies are made.
+    def save_checkpoint(self, step: int, parts: Mapping[str, Stateful], evaluation: Evaluation | None = None) -> None:
+        """Save everything that the run needs to go on after `step`; in the background, once copies are made.
 
         Args:
             step: The last step that is contained.
             parts: What else has a position: name -> the data, the run.
-            score: Of the evaluation at this step, for keeping the best.
+            evaluation: That of this step, for keeping the best.
 
         Raises:
-            CheckpointError: The checkpoint before this one could not be written.
+            CheckpointError: This checkpoint or the one before it could not be written.
         """
         assert self._writer is not None, "these workers have no run folder"
         with self.timing("checkpoint"):
             self._writer.wait()  # before copying: never two copies at a time
-            self._write_checkpoint(self._writer, step, parts, score)
-
-    def _write_checkpoint(
-        self, writer: CheckpointWriter, step: int, parts: Mapping[str, Stateful], score: float | None
-    ) -> None:
-        weights, moments = self._group.call(Worker.copies)
-        state = {
-            "policy_version": self.policy_version,
-            "num_updates": self._num_updates,
-            "worker": self._group.call(Worker.state),
-            "parts": {name: part.state_dict() for name, part in parts.items()},
-        }
-        writer.write(
-            Snapshot(step=step, weights=weights, moments=moments, state=state, score=score),
-            self._group.call(Worker.writer),
-        )
+            weights, moments = self._group.call(Worker.tensors, copy=self._writer.background)
+            state = {
+                "policy_version": self.policy_version,
+                "num_updates": self._num_updates,
+                "worker": self._group.call(Worker.state),
+                "parts": {name: part.state_dict() for name, part in parts.items()},
+            }
+            metrics = {} if evaluation is None else evaluation.metrics
+            self._writer.write(Snapshot(step, weights, moments, state, metrics), self._group.call(Worker.writer))
 
     def load_checkpoint(self, parts: Mapping[str, Stateful], *, allow_changes: bool = False) -> int:
         """Go on from the run's newest checkpoint, if there is one.
@@ -220,7 +210,7 @@ class Workers:
         for name, part in parts.items():
             part.load_state_dict(state["parts"][name], allow_changes=allow_changes)
         assert self._writer is not None
-        self._writer.discard_after(state["step"])
+        self._writer.delete_old()  # a killed process may have had no time for it
         return int(state["step"])
 
     def reset_optimizer(self) -> None:

@@ -7,7 +7,16 @@ from pathlib import Path
 
 from tandem.errors import ModelError
 
-_STEP = re.compile(r"step_(\d+)")  # a checkpoint has this name only once it is complete
+_STEP = re.compile(r"step_(\d{6,})")  # a checkpoint has this name only once it is complete
+
+
+def complete_checkpoints(run_folder: Path) -> list[Path]:
+    """Complete checkpoints of a run, oldest first."""
+    folder = run_folder / "checkpoints"
+    if not folder.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _STEP.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
 
 
 def resolve_model_path(path: str | Path, *, key: str = "model.path") -> Path | str:
@@ -35,8 +44,13 @@ def resolve_model_path(path: str | Path, *, key: str = "model.path") -> Path | s
         return folder
     if (folder / "model" / "config.json").is_file():
         return folder / "model"
+    if checkpoints := complete_checkpoints(folder):
+        return checkpoints[-1] / "model"
     if (folder / "checkpoints").is_dir():
-        return _newest_checkpoint(folder, key) / "model"
+        raise ModelError(
+            f"{key}: the run {str(folder)!r} has no complete checkpoint",
+            remedy="let it run until its first checkpoint (checkpoint.every), or give another model",
+        )
     raise _no_model(folder, key)
 
 
@@ -73,21 +87,6 @@ def foreign_code(key: str, name: str | Path) -> ModelError:
 
 
 _GGUF_REMEDY = "convert it to a Hugging Face folder; examples/prepare_smollm2.py shows how"
-
-
-def _newest_checkpoint(run: Path, key: str) -> Path:
-    """The last complete checkpoint of a run folder."""
-    steps: dict[int, Path] = {}
-    for entry in (run / "checkpoints").iterdir():
-        match = _STEP.fullmatch(entry.name)
-        if match and (entry / "model" / "config.json").is_file():
-            steps[int(match.group(1))] = entry
-    if not steps:
-        raise ModelError(
-            f"{key}: the run {str(run)!r} has no complete checkpoint",
-            remedy="let it run until its first checkpoint (checkpoint.every), or give another model",
-        )
-    return steps[max(steps)]
 
 
 def _remedy_for_file(file: Path) -> str:

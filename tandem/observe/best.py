@@ -42,11 +42,6 @@ class Best:
         self.without_gain += 1
         return False
 
-    def score(self, evaluation: Evaluation | None) -> float | None:
-        """By what a checkpoint of this moment is held against others; None where nothing was measured."""
-        value = math.nan if evaluation is None else evaluation.metrics.get(self.metric, math.nan)
-        return value if math.isfinite(value) else None
-
     @property
     def patience_is_out(self) -> bool:
         """Whether so many evaluations in a row have brought no gain that the run should end."""

@@ -106,7 +106,7 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path: Path) -> None:
     assert best not in (7, 8), "the newest would be kept in any case"
     kept = complete_checkpoints(run)
     assert [path.name for path in kept] == [f"step_{step:06d}" for step in sorted({best, 8})]
-    assert [read_state(path)["score"] for path in kept] == [scores[best], scores[8]]
+    assert [read_state(path)["evaluation"]["pass@1"] for path in kept] == [scores[best], scores[8]]
 
 
 def test_patience_ends_a_run_and_more_of_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

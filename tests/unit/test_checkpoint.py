@@ -12,6 +12,8 @@ from torch import Tensor
 from tandem.checkpoint import CheckpointWriter, Snapshot, complete_checkpoints, read_moments, read_state
 from tandem.errors import CheckpointError
 
+METRIC = "pass@1"
+
 
 def save_nothing(weights: Mapping[str, Tensor], folder: Path) -> None:
     folder.mkdir()
@@ -23,11 +25,16 @@ def disk_is_full(weights: Mapping[str, Tensor], folder: Path) -> None:
 
 def snapshot(step: int, score: float | None = None) -> Snapshot:
     moments = {"exp_avg.w": torch.full((3,), float(step)), "step.w": torch.tensor(float(step))}
-    return Snapshot(step=step, weights={}, moments=moments, state={"note": "mine"}, score=score)
+    evaluation = {} if score is None else {METRIC: score, "reward": -score}
+    return Snapshot(step, {}, moments, state={"note": "mine"}, evaluation=evaluation)
+
+
+def writer_of(folder: Path, *, keep: int = 1, keep_best: int = 0, background: bool = True) -> CheckpointWriter:
+    return CheckpointWriter(folder, keep=keep, keep_best=keep_best, metric=METRIC, background=background)
 
 
 def kept_of(folder: Path, scores: Sequence[float | None], *, keep: int, keep_best: int) -> list[int]:
-    writer = CheckpointWriter(folder, keep=keep, keep_best=keep_best, background=True)
+    writer = writer_of(folder, keep=keep, keep_best=keep_best)
     for step, score in enumerate(scores, start=1):
         writer.write(snapshot(step, score), save_nothing)
     writer.wait()
@@ -42,12 +49,21 @@ def kept_of(folder: Path, scores: Sequence[float | None], *, keep: int, keep_bes
         ([None, 0.9, None, None], 2, 1, [2, 3, 4]),
         ([0.3, 0.1, 0.2, 0.4], 1, 2, [1, 4]),
         ([0.3, 0.1, 0.2, 0.1], 2, 0, [3, 4]),
+        ([0.3, float("nan"), 0.2, 0.1], 1, 2, [1, 3, 4]),
     ],
 )
 def test_the_newest_and_the_best_are_kept(
     tmp_path: Path, scores: Sequence[float | None], keep: int, keep_best: int, expected: list[int]
 ) -> None:
     assert kept_of(tmp_path, scores, keep=keep, keep_best=keep_best) == expected
+
+
+def test_when_another_metric_decides_the_best_are_those_by_it(tmp_path: Path) -> None:
+    """A run that goes on with another `evaluation.metric`: numbers of the two are not held against each other."""
+    assert kept_of(tmp_path, [0.2, 0.9, 0.5], keep=1, keep_best=3) == [1, 2, 3]
+    writer = CheckpointWriter(tmp_path, keep=1, keep_best=1, metric="reward", background=False)
+    writer.write(snapshot(4), save_nothing)
+    assert [int(read_state(path)["step"]) for path in complete_checkpoints(tmp_path)] == [1, 4]
 
 
 def test_moments_and_state_come_back(tmp_path: Path) -> None:
@@ -62,7 +78,7 @@ def test_moments_and_state_come_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("background", [True, False])
 def test_fault_41_a_write_that_fails_is_told_and_what_was_there_stays(tmp_path: Path, background: bool) -> None:
-    writer = CheckpointWriter(tmp_path, keep=1, keep_best=0, background=background)
+    writer = writer_of(tmp_path, background=background)
     writer.write(snapshot(1), save_nothing)
     with pytest.raises(CheckpointError, match=r"No space left on device\n  -> free disk space"):
         write_and_wait(writer)
@@ -81,7 +97,7 @@ def test_leftovers_of_a_killed_process_are_removed_and_are_no_checkpoints(tmp_pa
     for name in ("step_000003.partial", "step_000001.deleted", "step_000002"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["step_000002"]
-    CheckpointWriter(tmp_path, keep=1, keep_best=0, background=True).clean()
+    writer_of(tmp_path).clean()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_000002"]
 
 
@@ -89,7 +105,7 @@ def test_no_error_of_the_background_is_lost(tmp_path: Path) -> None:
     def wrong(weights: Mapping[str, Tensor], folder: Path) -> None:
         raise KeyError("a bug")
 
-    writer = CheckpointWriter(tmp_path, keep=1, keep_best=0, background=True)
+    writer = writer_of(tmp_path)
     writer.write(snapshot(1), wrong)
     with pytest.raises(KeyError, match="a bug"):
         writer.wait()

@@ -21,8 +21,10 @@ def test_in_the_background_the_run_goes_on_meanwhile(tmp_path: Path) -> None:
 
     for background in (True, False):
         returned.clear()
-        writer = CheckpointWriter(tmp_path / str(background), keep=1, keep_best=0, background=background)
-        writer.write(Snapshot(1, {}, {"moment": torch.zeros(2)}, {}, None), save)
+        writer = CheckpointWriter(
+            tmp_path / str(background), keep=1, keep_best=0, metric="pass@1", background=background
+        )
+        writer.write(Snapshot(1, {}, {"moment": torch.zeros(2)}, {}), save)
         is_complete = bool(complete_checkpoints(tmp_path / str(background)))
         returned.set()
         writer.wait()

@@ -59,13 +59,6 @@ def test_a_run_that_goes_on_by_another_metric_has_no_best_yet() -> None:
     assert (other.before, other.latest, other.latest_step) == (best.before, best.latest, 2)
 
 
-def test_the_score_is_what_decides() -> None:
-    best = Best("pass@1", None)
-    assert best.score(evaluation(1, 0.5)) == 0.5
-    assert best.score(evaluation(1, math.nan)) is None
-    assert best.score(None) is None
-
-
 def test_an_unknown_metric_names_those_that_there_are() -> None:
     with pytest.raises(ConfigError, match=r"pass@8 was not measured(.|\n)*use one of pass@1$"):
         Best("pass@8", None).observe(evaluation(0, 0.5))
