@@ -16,13 +16,13 @@ SPINE = ("train.py", "collect.py", "batch.py", "algorithm/", "trainer/", "rollou
 PACKAGE = Path(__file__).resolve().parent.parent / "tandem"
 
 
-def main() -> int:
-    """Print totals and what is too large; return the number of the latter."""
+def main() -> bool:
+    """Print totals and what is too large; True if anything is."""
     totals: Counter[str] = Counter()
     too_large: list[str] = []
     spine = 0
     for path in sorted(PACKAGE.rglob("*.py")):
-        source = path.read_text()
+        source = path.read_text(encoding="utf-8")
         lines = len(source.splitlines())
         name = path.relative_to(PACKAGE.parent)
         tree = ast.parse(source)
@@ -42,7 +42,7 @@ def main() -> int:
     print(f"{spine:6d}  of these in the spine, aim {SPINE_AIM}")
     for line in too_large:
         print(f"too large: {line}")
-    return len(too_large)
+    return bool(too_large)
 
 
 def code_lines(source: str, tree: ast.Module) -> int:
