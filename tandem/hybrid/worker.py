@@ -96,7 +96,7 @@ class Worker:
         return load_model(model, device=self.options.device, dtype=torch.float32)
 
     def _as_policy(self, model: PreTrainedModel) -> Policy:
-        return Policy(model, body_dtype=self.options.dtype, chunk_tokens=self.options.trainer.logits_chunk_tokens)
+        return Policy(model, chunk_tokens=self.options.trainer.logits_chunk_tokens)
 
     # Rollout side
 

@@ -57,9 +57,9 @@ def attend(
     query: Float[Tensor, "s H Q D"],
     key: Float[Tensor, "s h K D"],
     value: Float[Tensor, "s h K Dv"],
-    mask: Float[Tensor, "#s 1 Q K"] | None,
+    mask: Float[Tensor, "#s 1 rows K"] | None,
 ) -> Float[Tensor, "s H Q Dv"]:
-    """Scaled dot-product attention of grouped heads under an additive mask; mask None = causal with Q = K.
+    """Scaled dot-product attention of grouped heads under a mask made by `for_heads`; mask None = causal with Q = K.
 
     The H // h query heads that share a key-value head are laid along the query axis, so that K and V are never
     repeated in memory.
@@ -72,23 +72,30 @@ def attend(
             query, key, value, is_causal=True, scale=call.scale, enable_gqa=repeat > 1
         )
     if mask is None:
-        mask = causal_mask(q_len, key.shape[2], 0, call.sliding_window, query.device)[None, None]
+        mask = for_heads(call, causal_mask(q_len, call.sliding_window, query.device)[None, None])
     if repeat > 1:
         query = query.reshape(s, kv_heads, repeat * q_len, query.shape[3])
-        mask = mask.repeat(1, 1, repeat, 1)
     if call.eager or call.softcap is not None:
         out = _eager(query, key, value, mask, call.scale, call.softcap)
     else:
-        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask.to(query.dtype), scale=call.scale)
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=call.scale)
     return out.reshape(s, heads, q_len, value.shape[3])
 
 
-def causal_mask(
-    q_len: int, k_len: int, offset: int, sliding_window: int | None, device: torch.device
-) -> Float[Tensor, "Q K"]:
-    """Additive mask: query i stands at position offset + i, key j at position j."""
-    distance = torch.arange(q_len, device=device)[:, None] + offset - torch.arange(k_len, device=device)[None, :]
-    return additive(visible(distance, sliding_window))
+def for_heads(call: AttentionCall, mask: Float[Tensor, "#s 1 Q K"]) -> Float[Tensor, "#s 1 rows K"]:
+    """A mask as `attend` takes it: in the queries' dtype, its rows repeated for the heads that share keys and values.
+
+    Make it once for all layers: it is as large as the scores of one key-value head.
+    """
+    repeat = call.query.shape[1] // call.key.shape[1]
+    rows = mask if mask.shape[2] == 1 else mask.repeat(1, 1, repeat, 1)  # a single row is broadcast
+    return rows.to(call.query.dtype)
+
+
+def causal_mask(size: int, sliding_window: int | None, device: torch.device) -> Float[Tensor, "Q Q"]:
+    """Additive mask of a sequence on its own."""
+    steps = torch.arange(size, device=device)
+    return additive(visible(steps[:, None] - steps[None, :], sliding_window))
 
 
 def visible(distance: Tensor, sliding_window: int | None) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tandem.model.attention import AttentionCall, additive, attend, causal_mask, visible
+from tandem.model.attention import AttentionCall, additive, attend, causal_mask, for_heads, visible
 
 _QUERY_CHUNK = 1024  # a fork's responses run this many queries at a time, so that masks stay small
 _WASTE = 1.25  # segments are stacked while padding costs at most this factor
@@ -36,13 +36,16 @@ class _CausalBlock:
 
     index: Int[Tensor, "s S"]
     starts: list[tuple[int, int]]  # (first token, length) of each, for laying the results back
+    masks: dict[int, Tensor] = field(default_factory=dict)  # window -> mask, for all layers
 
     def run(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        size = self.index.shape[1]
+        size, window = self.index.shape[1], call.sliding_window
         query, key, value = (_take(x, self.index) for x in (q, k, v))
         mask = None
-        if call.sliding_window is not None and call.sliding_window < size:
-            mask = causal_mask(size, size, 0, call.sliding_window, q.device)[None, None]
+        if window is not None and window < size:
+            if window not in self.masks:
+                self.masks[window] = for_heads(call, causal_mask(size, window, q.device)[None, None])
+            mask = self.masks[window]
         return attend(call, query, key, value, mask).transpose(1, 2).flatten(0, 1)
 
 
@@ -66,7 +69,7 @@ class _ForkBlock:
         for start in range(0, size, _QUERY_CHUNK):
             stop = min(start + _QUERY_CHUNK, size)
             seen = prompt_size + stop
-            mask = self._mask(call.sliding_window, start, stop)
+            mask = self._mask(call, start, stop)
             outs.append(attend(call, query[:, :, start:stop], key[:, :, :seen], value[:, :, :seen], mask))
         out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
         return out.transpose(1, 2).flatten(0, 1)
@@ -76,14 +79,12 @@ class _ForkBlock:
         prompt = prompt[:, None].expand(-1, fan, -1, -1, -1).flatten(0, 1)
         return torch.cat([prompt, _take(x, flat)], dim=2)
 
-    def _mask(self, window: int | None, start: int, stop: int) -> Tensor:
+    def _mask(self, call: AttentionCall, start: int, stop: int) -> Tensor:
+        window = call.sliding_window
         if (window, start) not in self.masks:
             device = self.prompt.device
-            lengths = (
-                self.prompt_lengths
-                if bool((self.prompt_lengths != self.prompt_lengths[0]).any())
-                else (self.prompt_lengths[:1])
-            )
+            same = bool((self.prompt_lengths == self.prompt_lengths[0]).all())
+            lengths = self.prompt_lengths[:1] if same else self.prompt_lengths
             rows = torch.arange(start, stop, device=device)[None, :, None]
             columns = torch.arange(self.prompt.shape[1], device=device)[None, None, :]
             own = torch.arange(stop, device=device)[None, None, :]
@@ -93,7 +94,7 @@ class _ForkBlock:
             mask = additive(torch.cat([prompt_seen, own_seen], dim=2))
             if len(lengths) > 1:
                 mask = mask.repeat_interleave(self.response.shape[1], dim=0)
-            self.masks[window, start] = mask[:, None]
+            self.masks[window, start] = for_heads(call, mask[:, None])
         return self.masks[window, start]
 
 

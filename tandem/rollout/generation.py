@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from tandem.batch import Prompt, Response
 from tandem.errors import ModelError
-from tandem.model.head import head_logits
+from tandem.model.forward import head_logits, hidden_states
 from tandem.rollout.cache_memory import auto_cache_bytes
 from tandem.rollout.engine import SamplingOptions
 from tandem.rollout.kv_cache import VIEW, CacheSpans, KVCache, PromptSpans
@@ -65,10 +65,7 @@ class Generation:
         self._options = options
         self._eos_ids = frozenset(eos_ids)
         self._stop = StopStrings(options.stop, decode)
-        embedding = model.get_input_embeddings().weight
         self._device = torch.device(model.device)
-        # In bf16 runs a tied embedding stays float32 with its head, while the body is bf16.
-        self._dtype = next(weight.dtype for weight in model.base_model.parameters() if weight is not embedding)
 
         self._chunks = iter(prefill_chunks([len(prompt.tokens) for prompt in prompts]))
         self._chunk = self._prefill(next(self._chunks))
@@ -223,9 +220,7 @@ class Generation:
     ) -> Float[Tensor, "N V"]:
         """The model on these tokens: logits after each, or after those at `rows` of all b * T."""
         with self._packed.used():
-            embeds = self._model.get_input_embeddings()(ids).to(self._dtype)
-            output = self._model.base_model(inputs_embeds=embeds, position_ids=positions, use_cache=False, spans=spans)
-            hidden = output.last_hidden_state.flatten(0, 1)
+            hidden = hidden_states(self._model, ids, positions, spans).flatten(0, 1)
             return head_logits(self._model, hidden if rows is None else hidden[rows])
 
     def _integers(self, values: Sequence[int]) -> Int64[Tensor, " m"]:

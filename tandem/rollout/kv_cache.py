@@ -14,12 +14,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from tandem.model.attention import AttentionCall, additive, attend, causal_mask, visible
+from tandem.model.attention import AttentionCall, additive, attend, causal_mask, for_heads, visible
 from tandem.rollout.scheduler import round_up
 
-VIEW = (
-    32  # the keys that a decode step reads are a multiple of this, so that last bits do not depend on the longest slot
-)
+# The keys that a decode step reads are a multiple of this, so that last bits do not depend on the longest slot.
+VIEW = 32
 
 
 class PromptSpans:
@@ -51,7 +50,7 @@ class PromptSpans:
             )
             mask = None
             if call.sliding_window is not None and call.sliding_window < length:
-                mask = causal_mask(length, length, 0, call.sliding_window, query.device)[None, None]
+                mask = for_heads(call, causal_mask(length, call.sliding_window, query.device)[None, None])
             output = attend(call, query, key, value, mask)  # [count, H, length, Dv]
             outputs.append(output.transpose(1, 2).flatten(0, 1))
             begin += count * length
@@ -106,14 +105,16 @@ class CacheSpans:
         keys[self._slots, :, self._positions] = call.key[:, :, 0]
         values[self._slots, :, self._positions] = call.value[:, :, 0]
         grid = len(self._slots)
-        mask = self._mask(call.sliding_window).to(call.query.dtype)
-        output = attend(call, call.query, keys[:grid, :, : self._seen], values[:grid, :, : self._seen], mask)
+        output = attend(
+            call, call.query, keys[:grid, :, : self._seen], values[:grid, :, : self._seen], self._mask(call)
+        )
         return output.transpose(1, 2)
 
-    def _mask(self, sliding_window: int | None) -> Float[Tensor, "S 1 1 n"]:
+    def _mask(self, call: AttentionCall) -> Float[Tensor, "S 1 1 n"]:
         """One for all layers of the same window."""
-        if sliding_window not in self._masks:
+        window = call.sliding_window
+        if window not in self._masks:
             keys = torch.arange(self._seen, device=self._positions.device)
             distance = self._positions[:, None] - keys[None, :]
-            self._masks[sliding_window] = additive(visible(distance, sliding_window))[:, None, None]
-        return self._masks[sliding_window]
+            self._masks[window] = for_heads(call, additive(visible(distance, window))[:, None, None])
+        return self._masks[window]

@@ -60,19 +60,7 @@ def response_logprobs(
             f"the model's attention is {model.config._attn_implementation!r}, not Tandem's",
             remedy="take the model from workers: td.start(path).model",
         )
-    policy = Policy(model, body_dtype=body_dtype(model), chunk_tokens=chunk_tokens)
+    policy = Policy(model, chunk_tokens=chunk_tokens)
     row = pack(rollouts, range(len(rollouts)), packing=packing, costs=policy.costs(), device=policy.device)
     logprobs, _ = policy(row, temperature=rollouts.temperature, entropy_gradient=False)
     return row.to_matrix(logprobs)
-
-
-def body_dtype(model: PreTrainedModel) -> torch.dtype:
-    """What the layers compute in: the dtype of the first matrix that belongs to no embedding."""
-    embeddings = {id(model.get_input_embeddings().weight)}
-    head = model.get_output_embeddings()
-    if head is not None:
-        embeddings.add(id(head.weight))
-    for parameter in model.base_model.parameters():
-        if parameter.ndim >= 2 and id(parameter) not in embeddings:
-            return parameter.dtype
-    return model.dtype

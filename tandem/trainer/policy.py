@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from typing_extensions import override
 
 from tandem.algorithm.categorical import selected_logprobs_and_entropy
-from tandem.model.head import head_logits
+from tandem.model.forward import head_logits, hidden_states
 from tandem.trainer.packing import Costs, PackedRow
 
 
@@ -19,14 +19,12 @@ class Policy(nn.Module):
 
     Args:
         model: A causal language model with Tandem's attention.
-        body_dtype: What the body computes in. Embeddings are cast to it: a tied embedding is kept in the head's dtype.
         chunk_tokens: Tokens whose logits are in memory at once, forward and backward.
     """
 
-    def __init__(self, model: PreTrainedModel, *, body_dtype: torch.dtype, chunk_tokens: int) -> None:
+    def __init__(self, model: PreTrainedModel, *, chunk_tokens: int) -> None:
         super().__init__()
         self.model = model
-        self.body_dtype = body_dtype
         self.chunk_tokens = chunk_tokens
 
     @override
@@ -34,11 +32,7 @@ class Policy(nn.Module):
         self, row: PackedRow, *, temperature: float, entropy_gradient: bool
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
         """Log-prob of each target, and entropy of the distribution it was drawn from; float32, at `temperature`."""
-        embeddings = self.model.get_input_embeddings()(row.tokens).to(self.body_dtype)
-        body = self.model.base_model(
-            inputs_embeds=embeddings, position_ids=row.positions, use_cache=False, spans=row.spans
-        )
-        hidden = body.last_hidden_state[0].index_select(0, row.index)
+        hidden = hidden_states(self.model, row.tokens, row.positions, row.spans)[0].index_select(0, row.index)
         if len(row.targets) <= self.chunk_tokens:  # one chunk: its logits are within the bound, nothing to run again
             return self._head(hidden, row.targets, temperature, entropy_gradient)
         pieces = [

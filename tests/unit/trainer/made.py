@@ -80,7 +80,7 @@ def trainee(
         model.train()
     weights = MasterWeights(model, body_dtype=body_dtype, head_dtype=head_dtype)
     optimizer = KeepGradient(weights) if keep_gradient else Optimizer(weights, max_skipped=max_skipped)
-    return Trainee(model, weights, Policy(model, body_dtype=body_dtype, chunk_tokens=chunk_tokens), optimizer)
+    return Trainee(model, weights, Policy(model, chunk_tokens=chunk_tokens), optimizer)
 
 
 def make_rollouts(

@@ -5,7 +5,8 @@ import torch
 
 import tandem as td
 from tandem.errors import ModelError
-from tandem.trainer.logprobs import PackingOptions, batch_logprobs, body_dtype, response_logprobs
+from tandem.model.forward import body_dtype
+from tandem.trainer.logprobs import PackingOptions, batch_logprobs, response_logprobs
 from tests.tiny import tiny_model
 from tests.unit.trainer.made import advantages_of, make_batch, make_rollouts, run_update, trainee
 

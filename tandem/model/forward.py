@@ -1,13 +1,29 @@
-"""From hidden states to logits, the same in both phases."""
+"""From tokens to hidden states, and from those to logits: the same in both phases."""
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.errors import ModelError
+from tandem.model.attention import Spans
+
+
+def hidden_states(
+    model: PreTrainedModel, tokens: Int[Tensor, "b T"], positions: Int[Tensor, "b T"], spans: Spans
+) -> Float[Tensor, "b T D"]:
+    """The model's body on these tokens, with the attention that `spans` describe."""
+    embeddings = model.get_input_embeddings()(tokens).to(body_dtype(model))
+    output = model.base_model(inputs_embeds=embeddings, position_ids=positions, use_cache=False, spans=spans)
+    return output.last_hidden_state
+
+
+def body_dtype(model: PreTrainedModel) -> torch.dtype:
+    """What the layers compute in. The embedding does not tell: where it is tied it has the head's dtype."""
+    embedding = model.get_input_embeddings().weight
+    return next(weight.dtype for weight in model.base_model.parameters() if weight is not embedding)
 
 
 def head_logits(model: PreTrainedModel, hidden: Float[Tensor, "N D"]) -> Float[Tensor, "N V"]:
