@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tandem.errors import RewardError
@@ -167,7 +167,7 @@ class Dispatcher:
                 del seat.jobs[reply.number]
                 self._read_output(seat)
                 output = seat.process.output_since(job.mark)
-                scores = [Score(s.value, s.metrics, s.error, s.seconds, output) for s in reply.scores]
+                scores = [replace(score, output=output) for score in reply.scores]
                 self._board.put(dict(zip(job.tickets, scores, strict=True)))
                 seat.retired = seat.retired or reply.retire
             case _:
@@ -248,8 +248,7 @@ class Dispatcher:
         self._seats[place] = self._new_seat(place)
 
     def _give_up(self, seat: Seat, job: Job, reason: str) -> None:
-        seconds = 0.0 if job.started is None else time.monotonic() - job.started
-        score = Score(None, {}, reason, seconds, seat.process.output_since(job.mark))
+        score = Score(None, error=reason, output=seat.process.output_since(job.mark))
         self._board.put(dict.fromkeys(job.tickets, score))
 
 

@@ -7,16 +7,16 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from tandem.errors import RewardError
 from tandem.rewards.built_in import BUILT_IN, prepare_built_in
-from tandem.rewards.outcome import RESERVED, Outcome, invalid, read_many, read_one
+from tandem.rewards.outcome import RESERVED, invalid, read_many, read_one
 from tandem.rewards.raised import Raised
-from tandem.rewards.sample import Sample
+from tandem.rewards.sample import Sample, Score
 from tandem.rewards.signature import CallPlan, accepted_options, plan_call
 
 # file.py:name or a built-in name; several of them, weighted; one for each data_source; or the function itself.
@@ -43,23 +43,23 @@ class RewardFunction:
         """Whether one of the functions is `async def`, so that several calls can be in flight at once."""
         return any(call.plan.asynchronous for calls in self.calls.values() for call in calls)
 
-    async def evaluate(self, samples: Sequence[Sample]) -> list[Outcome]:
-        """The outcome of each sample; several samples at once only if the function is batched.
+    async def evaluate(self, samples: Sequence[Sample]) -> list[Score]:
+        """The score of each sample; several samples at once only if the function is batched.
 
         A coroutine for both kinds of function: without an asynchronous one it never waits.
 
         Raises:
-            MemoryError: A function ran out of memory. Anything else that it raises becomes an outcome.
+            MemoryError: A function ran out of memory. Anything else that it raises becomes a score without a value.
         """
-        outcomes: list[Outcome] = [invalid("")] * len(samples)
+        scores: list[Score] = [invalid("")] * len(samples)
         for source in dict.fromkeys(sample.data_source for sample in samples):
             rows = [row for row, sample in enumerate(samples) if sample.data_source == source]
             of_source = await self._evaluate_source(source, [samples[row] for row in rows])
-            for row, outcome in zip(rows, of_source, strict=True):
-                outcomes[row] = outcome
-        return outcomes
+            for row, score in zip(rows, of_source, strict=True):
+                scores[row] = score
+        return scores
 
-    async def _evaluate_source(self, source: str, samples: Sequence[Sample]) -> list[Outcome]:
+    async def _evaluate_source(self, source: str, samples: Sequence[Sample]) -> list[Score]:
         calls = self.calls.get(source, self.calls.get(None))
         if calls is None:
             known = ", ".join(str(name) for name in self.calls)
@@ -68,11 +68,11 @@ class RewardFunction:
         columns = [await _call(call.plan, samples) for call in calls]
         if len(calls) == 1:
             (column,) = columns
-            return [Outcome(o.value, _named(o.metrics), o.error) for o in column]
+            return [replace(score, metrics=_named(score.metrics)) for score in column]
         return [_weighted_sum(calls, row) for row in zip(*columns, strict=True)]
 
 
-async def _call(plan: CallPlan, samples: Sequence[Sample]) -> list[Outcome]:
+async def _call(plan: CallPlan, samples: Sequence[Sample]) -> list[Score]:
     with Raised() as raised:
         returned = plan(samples)
         if plan.asynchronous:
@@ -83,19 +83,19 @@ async def _call(plan: CallPlan, samples: Sequence[Sample]) -> list[Outcome]:
     return read_many(plan.name, returned, len(samples)) if plan.batched else [read_one(plan.name, returned)]
 
 
-def _weighted_sum(calls: Sequence[WeightedCall], outcomes: Sequence[Outcome]) -> Outcome:
+def _weighted_sum(calls: Sequence[WeightedCall], scores: Sequence[Score]) -> Score:
     """Each function's own reward becomes the metric `reward/<name>`, its further numbers `reward/<name>/<key>`."""
-    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    errors = [score.error for score in scores if score.error is not None]
     if errors:
         return invalid("\n".join(errors))
     total = 0.0
     metrics: dict[str, float] = {}
-    for call, outcome in zip(calls, outcomes, strict=True):
-        assert outcome.value is not None
-        total += call.weight * outcome.value
-        metrics[f"reward/{call.plan.name}"] = outcome.value
-        metrics |= _named(outcome.metrics, prefix=f"{call.plan.name}/")
-    return Outcome(total, metrics)
+    for call, score in zip(calls, scores, strict=True):
+        assert score.value is not None
+        total += call.weight * score.value
+        metrics[f"reward/{call.plan.name}"] = score.value
+        metrics |= _named(score.metrics, prefix=f"{call.plan.name}/")
+    return Score(total, metrics)
 
 
 def _named(metrics: Mapping[str, float], prefix: str = "") -> dict[str, float]:

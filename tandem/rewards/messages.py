@@ -120,7 +120,7 @@ def write_reply(reply: Reply) -> bytes:
         case Started():
             content = {"started": reply.number}
         case Finished():
-            scores = [[s.value, s.metrics, s.error, s.seconds] for s in reply.scores]
+            scores = [[s.value, s.metrics, s.error] for s in reply.scores]
             content = {"finished": reply.number, "scores": scores, "retire": reply.retire}
     return frame(json.dumps(content, allow_nan=False).encode())
 
@@ -150,12 +150,11 @@ def read_reply(payload: bytes) -> Reply:
 
 def _read_score(content: object) -> Score:
     match content:
-        case [float(value), dict(metrics), None, float(seconds)]:
-            numbers = [value, seconds, *metrics.values()]
-            if all(isinstance(number, float) and math.isfinite(number) for number in numbers):
-                return Score(value, metrics, None, seconds)
-        case [None, dict(), str(error), float(seconds)]:
-            return Score(None, {}, error, seconds)
+        case [float(value), dict(metrics), None]:
+            if all(isinstance(number, float) and math.isfinite(number) for number in (value, *metrics.values())):
+                return Score(value, metrics)
+        case [None, dict(), str(error)]:
+            return Score(None, error=error)
         case _:
             pass
     raise ProtocolError

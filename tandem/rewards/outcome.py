@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from decimal import Decimal
 from numbers import Real
 from typing import Any, Protocol, runtime_checkable
+
+from tandem.rewards.sample import Score
 
 # Names that stand for the rewards as a whole; what a function calls so is written with the function's name.
 RESERVED = frozenset({"mean", "std", "invalid"})
@@ -24,22 +25,13 @@ class _Array(Protocol):
     def item(self) -> Any: ...
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """One response's reward; `value` is None if and only if there is none, and `error` says why."""
-
-    value: float | None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    error: str | None = None
+def invalid(error: str) -> Score:
+    """The score of a response without a reward."""
+    return Score(None, error=error)
 
 
-def invalid(error: str) -> Outcome:
-    """The outcome of a response without a reward."""
-    return Outcome(None, {}, error)
-
-
-def timed_out(timeout_s: float) -> Outcome:
-    """The outcome of a call that took too long."""
+def timed_out(timeout_s: float) -> Score:
+    """The score of a call that took too long."""
     return invalid(f"no answer within reward.timeout_s={timeout_s:g}")
 
 
@@ -55,7 +47,7 @@ def as_number(value: object) -> float | None:
         return math.inf
 
 
-def read_one(name: str, returned: object) -> Outcome:
+def read_one(name: str, returned: object) -> Score:
     """Read what the function returned for one response: a number, or a dict with `score` and further numbers.
 
     A further number that is not finite is left out, as if this response did not have it; what is no number is ignored.
@@ -79,10 +71,10 @@ def read_one(name: str, returned: object) -> Outcome:
         return invalid(f"reward function {name} returned {_shown(score)}, which is not a number")
     if not math.isfinite(value):
         return invalid(f"reward function {name} returned {value}, which is not finite")
-    return Outcome(value, metrics)
+    return Score(value, metrics)
 
 
-def read_many(name: str, returned: object, count: int) -> list[Outcome]:
+def read_many(name: str, returned: object, count: int) -> list[Score]:
     """Read what a batched function returned for `count` responses: one number or dict for each."""
     if inspect.iscoroutine(returned):
         return [read_one(name, returned)] * count

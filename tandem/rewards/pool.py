@@ -85,7 +85,7 @@ class RewardPool:
             content = cloudpickle.dumps(sample)
         except _UNPICKLABLE as error:
             problem = f"ground_truth or extra_info cannot be sent to a worker process: {error}"
-            self._board.put({ticket: Score(None, {}, problem)})
+            self._board.put({ticket: Score(None, error=problem)})
             return ticket
         if self._batched:
             self._buffer.append((ticket, content))

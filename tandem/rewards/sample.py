@@ -22,14 +22,13 @@ class Score:
     """The reward of one response. `value` is None if and only if there is none; then `error` says why.
 
     `metrics` holds further numbers by name (`reward/...`), to be averaged over the responses that have them.
-    `seconds` is how long the call took (of a batched function: the whole call). `output` is the end of what was
-    printed meanwhile; calls of an async function share one worker, so it may hold lines of its neighbours.
+    `output` is the end of what was printed during the call; calls of an async function share one worker, so it may
+    hold lines of its neighbours.
     """
 
     value: float | None
     metrics: dict[str, float] = field(default_factory=dict)
     error: str | None = None
-    seconds: float = 0.0
     output: str = ""
 
     @property

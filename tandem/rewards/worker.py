@@ -10,7 +10,6 @@ import os
 import pickle
 import socket
 import sys
-import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
@@ -31,7 +30,7 @@ from tandem.rewards.messages import (
     read_job,
     write_reply,
 )
-from tandem.rewards.outcome import Outcome, invalid, timed_out
+from tandem.rewards.outcome import invalid, timed_out
 from tandem.rewards.raised import Raised
 from tandem.rewards.sample import Sample, Score
 
@@ -122,21 +121,18 @@ async def _serve_many(connection: socket.socket, reward: RewardFunction, timeout
 
 
 async def _score(reward: RewardFunction, number: int, pickled: Sequence[bytes], timeout_s: float | None) -> Finished:
-    start = time.monotonic()
     retire = False
     try:
         async with _time_limit(timeout_s):
-            outcomes = await _evaluate(reward, pickled)
+            scores = await _evaluate(reward, pickled)
     except TimeoutError:
-        outcomes = [timed_out(timeout_s or 0.0)] * len(pickled)
+        scores = [timed_out(timeout_s or 0.0)] * len(pickled)
     except asyncio.CancelledError:  # not our time limit: the user's code cancelled what it was waiting for
-        outcomes = [invalid("the reward function was cancelled from within")] * len(pickled)
+        scores = [invalid("the reward function was cancelled from within")] * len(pickled)
     except MemoryError:
-        outcomes = [invalid("out of memory: the function needs more than reward.memory_gib")] * len(pickled)
+        scores = [invalid("out of memory: the function needs more than reward.memory_gib")] * len(pickled)
         retire = True
-    seconds = time.monotonic() - start
-    scores = tuple(Score(o.value, dict(o.metrics), o.error, seconds) for o in outcomes)
-    return Finished(number, scores, retire)
+    return Finished(number, tuple(scores), retire)
 
 
 def _time_limit(timeout_s: float | None) -> AbstractAsyncContextManager[object]:
@@ -144,8 +140,8 @@ def _time_limit(timeout_s: float | None) -> AbstractAsyncContextManager[object]:
     return nullcontext() if timeout_s is None else asyncio.timeout(timeout_s)
 
 
-async def _evaluate(reward: RewardFunction, pickled: Sequence[bytes]) -> list[Outcome]:
-    problems: list[Outcome | None] = []
+async def _evaluate(reward: RewardFunction, pickled: Sequence[bytes]) -> list[Score]:
+    problems: list[Score | None] = []
     samples: list[Sample] = []
     for content in pickled:
         with Raised() as raised:

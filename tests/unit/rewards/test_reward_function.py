@@ -10,11 +10,10 @@ import pytest
 
 from tandem.errors import RewardError
 from tandem.rewards.function import load_reward
-from tandem.rewards.outcome import Outcome
-from tandem.rewards.sample import Sample
+from tandem.rewards.sample import Sample, Score
 
 
-def evaluate(choice: Any, *samples: Sample, **settings: Any) -> list[Outcome]:
+def evaluate(choice: Any, *samples: Sample, **settings: Any) -> list[Score]:
     return asyncio.run(load_reward(choice, **settings).evaluate(samples))
 
 
@@ -26,8 +25,8 @@ def write(folder: Path, text: str, name: str = "mine.py") -> str:
 def test_a_function_of_a_file_with_its_neighbours(tmp_path: Path) -> None:
     write(tmp_path, "WORTH = 3.0", "neighbour_of_mine.py")
     file = write(tmp_path, "from neighbour_of_mine import WORTH\ndef good(response): return WORTH")
-    (outcome,) = evaluate(f"{file}:good", Sample("x"))
-    assert outcome.value == 3.0
+    (score,) = evaluate(f"{file}:good", Sample("x"))
+    assert score.value == 3.0
 
 
 def test_a_function_for_each_source_fault_33(tmp_path: Path) -> None:
@@ -37,53 +36,53 @@ def test_a_function_for_each_source_fault_33(tmp_path: Path) -> None:
         "def rich(response): return {'score': 1, 'acc': 1, **({'steps': 4} if response == 'long' else {})}",
     )
     reward = load_reward({"a": f"{file}:plain", "b": f"{file}:rich"})
-    outcomes = [
+    scores = [
         asyncio.run(reward.evaluate([Sample(response, data_source=source)]))[0]
         for response, source in [("x", "a"), ("x", "b"), ("long", "b"), ("x", "c")]
     ]
-    assert [outcome.value for outcome in outcomes] == [0.5, 1.0, 1.0, None]
-    assert [dict(outcome.metrics) for outcome in outcomes] == [
+    assert [score.value for score in scores] == [0.5, 1.0, 1.0, None]
+    assert [dict(score.metrics) for score in scores] == [
         {},
         {"reward/acc": 1.0},
         {"reward/acc": 1.0, "reward/steps": 4.0},
         {},
     ]
-    assert outcomes[3].error == "no reward function for data_source 'c' (reward.function has: a, b)"
+    assert scores[3].error == "no reward function for data_source 'c' (reward.function has: a, b)"
 
 
 def test_several_functions_make_a_weighted_sum(tmp_path: Path) -> None:
     file = write(tmp_path, "def short(response): return {'score': 1 / len(response), 'length': len(response)}")
     choice = ["exact_match", f"{file}:short"]
-    (outcome,) = evaluate(choice, Sample("4444", ground_truth="4444"), weights={"exact_match": 2.0, "short": 0.5})
-    assert outcome.value == 2.0 * 1 + 0.5 * 0.25
-    assert outcome.metrics == {"reward/exact_match": 1.0, "reward/short": 0.25, "reward/short/length": 4.0}
-    (outcome,) = evaluate(choice, Sample("4444", ground_truth="4444"))
-    assert outcome.value == 1.25
-    (outcome,) = evaluate(choice, Sample("", ground_truth="4"))
-    assert outcome.value is None
-    assert "reward function short raised ZeroDivisionError" in str(outcome.error)
+    (score,) = evaluate(choice, Sample("4444", ground_truth="4444"), weights={"exact_match": 2.0, "short": 0.5})
+    assert score.value == 2.0 * 1 + 0.5 * 0.25
+    assert score.metrics == {"reward/exact_match": 1.0, "reward/short": 0.25, "reward/short/length": 4.0}
+    (score,) = evaluate(choice, Sample("4444", ground_truth="4444"))
+    assert score.value == 1.25
+    (score,) = evaluate(choice, Sample("", ground_truth="4"))
+    assert score.value is None
+    assert "reward function short raised ZeroDivisionError" in str(score.error)
 
 
 def test_functions_of_the_same_name_are_told_apart_by_their_files(tmp_path: Path) -> None:
     one = write(tmp_path, "def score(response): return 1", "one.py") + ":score"
     two = write(tmp_path, "def score(response): return 2", "two.py") + ":score"
-    (outcome,) = evaluate([one, two], Sample("x"), weights={two: 10.0})
-    assert outcome.value == 21.0
-    assert outcome.metrics == {f"reward/{one}": 1.0, f"reward/{two}": 2.0}
+    (score,) = evaluate([one, two], Sample("x"), weights={two: 10.0})
+    assert score.value == 21.0
+    assert score.metrics == {f"reward/{one}": 1.0, f"reward/{two}": 2.0}
 
 
 def test_each_function_gets_the_options_that_it_takes(tmp_path: Path) -> None:
     file = write(tmp_path, "def bonus(response, worth): return worth")
     options = {"worth": 5.0, "pattern": "^x"}
-    (outcome,) = evaluate([f"{file}:bonus", "format_regex"], Sample("xy"), options=options)
-    assert outcome.value == 6.0
+    (score,) = evaluate([f"{file}:bonus", "format_regex"], Sample("xy"), options=options)
+    assert score.value == 6.0
 
 
 def test_fault_32_what_a_function_raises_is_shown_with_the_user_s_own_frames(tmp_path: Path) -> None:
     file = write(tmp_path, "def inner(x):\n    return x['no']\ndef outer(response):\n    return inner({})")
-    (outcome,) = evaluate(f"{file}:outer", Sample("x"))
-    assert outcome.value is None
-    shown = str(outcome.error)
+    (score,) = evaluate(f"{file}:outer", Sample("x"))
+    assert score.value is None
+    shown = str(score.error)
     assert shown.startswith("reward function outer raised KeyError: 'no'\n")
     assert [line.strip() for line in shown.splitlines() if "File" in line] == [
         f'File "{file}", line 4, in outer',
@@ -96,8 +95,8 @@ def test_a_batch_is_split_by_source() -> None:
         return [len(responses)] * len(responses)
 
     samples = [Sample("x", data_source=source) for source in "abaab"]
-    outcomes = evaluate(count, *samples, batched=True)
-    assert [outcome.value for outcome in outcomes] == [3, 2, 3, 3, 2]
+    scores = evaluate(count, *samples, batched=True)
+    assert [score.value for score in scores] == [3, 2, 3, 3, 2]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ REPLIES: list[Reply] = [
     Failed("no such file", "look again"),
     Failed("no such file", None),
     Started(3),
-    Finished(3, (Score(0.5, {"reward/a": 1.0}, None, 0.1), Score(None, {}, "why", 0.2)), retire=True),
+    Finished(3, (Score(0.5, {"reward/a": 1.0}), Score(None, error="why")), retire=True),
 ]
 
 
@@ -64,11 +64,11 @@ def test_a_frame_that_claims_to_be_huge() -> None:
         b"[" * 100_000,
         b"{}",
         b'{"started": "3"}',
-        b'{"finished": 3, "scores": [[1, {}, null, 0.1]], "retire": false}',
-        b'{"finished": 3, "scores": [[NaN, {}, null, 0.1]], "retire": false}',
-        b'{"finished": 3, "scores": [[1.0, {"a": "b"}, null, 0.1]], "retire": false}',
-        b'{"finished": 3, "scores": [[null, {}, null, 0.1]], "retire": false}',
-        b'{"finished": 3, "scores": [[1.0, {}, "both", 0.1]], "retire": false}',
+        b'{"finished": 3, "scores": [[1, {}, null]], "retire": false}',
+        b'{"finished": 3, "scores": [[NaN, {}, null]], "retire": false}',
+        b'{"finished": 3, "scores": [[1.0, {"a": "b"}, null]], "retire": false}',
+        b'{"finished": 3, "scores": [[null, {}, null]], "retire": false}',
+        b'{"finished": 3, "scores": [[1.0, {}, "both"]], "retire": false}',
         b'{"finished": 3, "scores": 5, "retire": false}',
     ],
 )

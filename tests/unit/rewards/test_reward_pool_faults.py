@@ -67,7 +67,6 @@ def test_fault_31_and_32_a_bad_call_costs_one_score_only(fault: str) -> None:
     if fault != "print without end":
         assert scores[1].output == f"asked to {fault}\n"
     assert scores[2].output == "asked to good\n"
-    assert 0 <= scores[1].seconds < 60
 
 
 def test_a_function_that_prints_without_end_is_kept_short() -> None:
