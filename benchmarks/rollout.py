@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from tandem.batch import Prompt
 from tandem.model.attention import NAMES, register
 from tandem.rollout.embedded import EmbeddedEngine
-from tandem.rollout.engine import SamplingOptions
+from tandem.rollout.options import SamplingOptions
 
 PROMPT_LENGTH = 45
 GROUP = 8

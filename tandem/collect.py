@@ -11,7 +11,7 @@ from tandem.config.reward import RewardConfig
 from tandem.hybrid.rollout_phase import RolloutPhase
 from tandem.rewards.pool import RewardPool, start_rewards
 from tandem.rewards.sample import Sample, Score
-from tandem.rollout.engine import SamplingOptions
+from tandem.rollout.options import SamplingOptions
 
 
 def collect(

@@ -8,7 +8,7 @@ from tandem.batch import Prompt, Response, Rollouts
 from tandem.config.rollout import RolloutConfig
 from tandem.hybrid.phases import PhaseHandle, Timing
 from tandem.hybrid.worker import Worker
-from tandem.rollout.engine import SamplingOptions
+from tandem.rollout.options import SamplingOptions
 from tandem.runtime.worker_group import WorkerGroup
 
 

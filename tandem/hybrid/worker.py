@@ -21,7 +21,7 @@ from tandem.model.build import build_model, new_config
 from tandem.model.facts import ModelFacts
 from tandem.model.hf import attention_name, load_model, save_model
 from tandem.rollout.embedded import EmbeddedEngine
-from tandem.rollout.engine import SamplingOptions
+from tandem.rollout.options import SamplingOptions
 from tandem.trainer.budget import plan_memory
 from tandem.trainer.logprobs import PackingOptions, batch_logprobs
 from tandem.trainer.master_weights import MasterWeights, round_weights

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.batch import Prompt, Response, Rollouts
 from tandem.errors import DataError, ModelError, PhaseError
-from tandem.rollout.engine import SamplingOptions
 from tandem.rollout.generation import Generation
 from tandem.rollout.kv_cache import KVCache
+from tandem.rollout.options import SamplingOptions
 from tandem.rollout.packed_linear import PackedLinears
 
 
@@ -103,8 +103,6 @@ class EmbeddedEngine:
             return
         if self._packed is None:
             self._packed = PackedLinears(self.model)
-        # The cache is lent out for as long as the responses are drawn: a second stream meanwhile gets its own.
-        cache, self._cache = self._cache, None
         generation = Generation(
             self.model,
             self._packed,
@@ -114,11 +112,18 @@ class EmbeddedEngine:
             eos_ids=self.eos_ids,
             max_concurrent=self.max_concurrent,
             kv_cache_bytes=self.kv_cache_bytes,
-            cache=cache,
+            take_cache=self._take_cache,
         )
-        yield from generation.responses()
-        if self._awake:
-            self._cache = generation.cache
+        try:
+            yield from generation.responses()
+        finally:
+            if self._awake:
+                self._cache = generation.cache
+
+    def _take_cache(self) -> KVCache | None:
+        """It is lent out for as long as responses are drawn: a second stream meanwhile gets its own."""
+        cache, self._cache = self._cache, None
+        return cache
 
     def _decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         # No "clean up": it takes spaces out of what the policy wrote.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -16,8 +16,8 @@ from tandem.batch import Prompt, Response
 from tandem.errors import ModelError
 from tandem.model.forward import head_logits, hidden_states
 from tandem.rollout.cache_memory import auto_cache_bytes
-from tandem.rollout.engine import SamplingOptions
 from tandem.rollout.kv_cache import VIEW, CacheSpans, KVCache, PromptSpans
+from tandem.rollout.options import SamplingOptions
 from tandem.rollout.packed_linear import PackedLinears
 from tandem.rollout.sampler import draw
 from tandem.rollout.scheduler import ROWS, Request, Scheduler, num_slots, prefill_chunks, round_up
@@ -55,9 +55,9 @@ class Generation:
         eos_ids: Sequence[int],
         max_concurrent: int,
         kv_cache_bytes: int | None,
-        cache: KVCache | None,
+        take_cache: Callable[[], KVCache | None],
     ) -> None:
-        """Prefill the first prompts and set up the slots. `prompts` are not empty; `cache` is one to use again."""
+        """Prefill the first prompts and set up the slots. There are prompts; `take_cache` hands out one to use again."""
         self._model = model
         self._packed = packed
         self._decode_texts = decode
@@ -71,8 +71,10 @@ class Generation:
         self._chunk = self._prefill(next(self._chunks))
         max_len = round_up(max(len(prompt.tokens) for prompt in prompts) + options.max_response_length, VIEW)
         slots = self._num_slots(max_concurrent, max_len, kv_cache_bytes)
-        fits = cache is not None and cache.slots >= slots and cache.max_len >= max_len
-        self.cache = cache if cache is not None and fits else KVCache(self._chunk.spans, slots, max_len)
+        cache = take_cache()
+        if cache is not None and (cache.slots < slots or cache.max_len < max_len):
+            cache = None  # freed before a larger one is made
+        self.cache = KVCache(self._chunk.spans, slots, max_len) if cache is None else cache
         self._scheduler = Scheduler(len(prompts), options.n, slots)
         vocabulary = torch.arange(self._chunk.logits.shape[1], device=self._device)
         is_eos = torch.isin(vocabulary, torch.tensor(sorted(self._eos_ids), dtype=torch.int64, device=self._device))

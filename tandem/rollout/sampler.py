@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from tandem.rollout.engine import SamplingOptions
+from tandem.rollout.options import SamplingOptions
 
 BLOCK = 128  # tokens; blocks x block size is least near the square root of the vocabulary, and powers of two sum fast
 

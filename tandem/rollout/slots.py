@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from tandem.rollout.engine import SamplingOptions
 from tandem.rollout.noise import uniform_noise
+from tandem.rollout.options import SamplingOptions
 
 NOISE_BLOCK = 64  # positions of noise hashed in one go
 

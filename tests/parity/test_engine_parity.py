@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from tandem.batch import Prompt, Rollouts
 from tandem.model.attention import register
 from tandem.rollout.embedded import EmbeddedEngine
-from tandem.rollout.engine import SamplingOptions
+from tandem.rollout.options import SamplingOptions
 from tandem.rollout.packed_linear import PackedLinears
 from tests.tiny import ARCHITECTURES, tiny_model, tiny_tokenizer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Sequence
 
 import pytest
@@ -13,7 +14,8 @@ from tandem.batch import Prompt, Response
 from tandem.errors import DataError, ModelError, PhaseError
 from tandem.model.attention import register
 from tandem.rollout.embedded import EmbeddedEngine
-from tandem.rollout.engine import SamplingOptions
+from tandem.rollout.kv_cache import KVCache
+from tandem.rollout.options import SamplingOptions
 from tests.tiny import tiny_model, tiny_tokenizer
 
 register()
@@ -113,6 +115,36 @@ def test_two_streams_at_once_do_not_share_memory(model: PreTrainedModel) -> None
     streams = [engine.stream([prompt], options) for prompt in MIXED[:2]]
     pairs = list(zip(*streams, strict=True))
     assert [list(responses) for responses in zip(*pairs, strict=True)] == expected
+
+
+def caches_in_memory() -> int:
+    gc.collect()
+    return sum(type(thing) is KVCache for thing in gc.get_objects())
+
+
+def test_a_cache_that_is_too_small_is_freed_before_a_larger_one_is_made(model: PreTrainedModel) -> None:
+    """Else a device that is nearly full could not hold the second set of an evaluation whose prompts are longer."""
+    engine = engine_of(model, max_concurrent=8)
+    engine.generate(MIXED[:1], SamplingOptions(n=1, max_response_length=4))
+    before = caches_in_memory()
+    stream = engine.stream(MIXED, SamplingOptions(n=2, max_response_length=80))
+    next(stream)
+    assert caches_in_memory() == before
+    stream.close()
+    engine.sleep()
+    assert caches_in_memory() == before - 1
+
+
+def test_a_stream_that_is_left_frees_its_cache_or_hands_it_back(model: PreTrainedModel) -> None:
+    engine = engine_of(model, max_concurrent=8)
+    for asleep in (False, True):
+        engine.wake(policy_version=0)
+        stream = engine.stream(MIXED, SamplingOptions(n=2, max_response_length=8))
+        next(stream)
+        if asleep:
+            engine.sleep()
+        stream.close()
+        assert (engine._cache is None) == asleep
 
 
 def test_length_limit(model: PreTrainedModel) -> None:

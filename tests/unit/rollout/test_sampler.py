@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from tandem.rollout.engine import SamplingOptions
 from tandem.rollout.noise import uniform_noise
+from tandem.rollout.options import SamplingOptions
 from tandem.rollout.sampler import BLOCK, draw, restrict
 
 ALMOST_ONE = 1.0 - 2.0**-53

@@ -1,12 +1,8 @@
-"""What every rollout engine offers, and how responses are to be sampled."""
+"""How responses are to be sampled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-from tandem.batch import Prompt, Response, Rollouts
 
 
 @dataclass(frozen=True)
@@ -59,23 +55,3 @@ class SamplingOptions:
         ]
         if wrong:
             raise ValueError("; ".join(wrong))
-
-
-class Engine(Protocol):
-    """The rollout side: answers prompts with the policy's current weights."""
-
-    def stream(self, prompts: Sequence[Prompt], options: SamplingOptions) -> Iterator[Response]:
-        """Yield each response as soon as it ends, in an order that depends on the inputs only."""
-        ...
-
-    def generate(self, prompts: Sequence[Prompt], options: SamplingOptions) -> Rollouts:
-        """All responses, in the order of the prompts."""
-        ...
-
-    def wake(self, policy_version: int) -> None:
-        """Get ready to answer with the weights as they are now."""
-        ...
-
-    def sleep(self) -> None:
-        """Give back the memory that only answering needs."""
-        ...
