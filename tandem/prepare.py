@@ -47,8 +47,9 @@ def prepare(config: Config, reward: Callable[..., object] | None = None) -> Plan
 
 
 def _check(config: Config, reward: Callable[..., object] | None) -> None:
+    one_worker = config.reward.model_copy(update={"workers": 1})
     checks: list[Callable[[], None]] = [
-        lambda: start_rewards(config.reward, reward).close(),  # it loads the function, as it will later
+        lambda: start_rewards(one_worker, reward).close(),  # it loads the function, as all will later
         lambda: check_lengths(config, check_model(config.model)),
         lambda: check_reference(config),
         lambda: check_trackers(config.tracking),

@@ -73,6 +73,7 @@ class Prompts:
         """
         Raises:
             DataError: Sources, rows or template cannot be used; as many problems at once as possible.
+            ValueError: An option is out of its range.
         """
         config = DataConfig(
             prompts_per_step=per_step,
@@ -125,29 +126,14 @@ class Prompts:
         return sum(len(table) for table in self._tables)
 
     @property
-    def per_step(self) -> int:
-        """Prompts in a batch."""
-        return self._per_step
-
-    @property
     def num_dropped(self) -> int:
         """Rows left out by `over_length=filter`."""
         return sum(table.num_dropped for table in self._tables)
 
     @property
-    def num_drawn(self) -> int:
-        """Prompts drawn so far; also the `prompt_id` of the next one."""
-        return self._num_drawn
-
-    @property
     def epoch(self) -> float:
         """Passes over the data so far."""
         return sum(self._order.counts) / len(self)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Batches until every row has been drawn once, the last one filled up from the next epoch."""
-        return self.steps_for(1)
 
     def steps_for(self, epochs: int) -> int:
         """Batches until every row has been drawn `epochs` times. Batches flow across epochs: rounded up only once."""

@@ -55,7 +55,7 @@ def test_every_row_once_per_epoch_and_batches_flow_across(tmp_path: Path) -> Non
 
 def test_steps_cover_the_epochs(tmp_path: Path) -> None:
     prompts = Prompts(numbered(tmp_path / "a.jsonl", 10), TOKENIZER, per_step=4)
-    assert (len(prompts), prompts.steps_per_epoch, prompts.steps_for(2), prompts.steps_for(3)) == (10, 3, 5, 8)
+    assert [len(prompts), *(prompts.steps_for(epochs) for epochs in (1, 2, 3))] == [10, 3, 5, 8]
 
 
 def test_each_draw_has_an_id_of_its_own(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_from_config_hands_on_every_key(tmp_path: Path) -> None:
     first, second = prompts.next_batch()
     assert first.text == "system: s\nuser: 1\nassistant: (no thinking) "
     assert (second.ground_truth, second.data_source) == (2, "o")
-    assert (len(prompts), prompts.num_dropped, prompts.per_step) == (3, 2, 2)
+    assert (len(prompts), prompts.num_dropped, len(prompts.next_batch())) == (3, 2, 2)
     shuffled = config.model_copy(update={"shuffle": True})
     seeds = [Prompts.from_config(shuffled, TOKENIZER, seed=seed) for seed in range(4)]
     assert len({tuple(texts(list(stream.take(3)))) for stream in seeds}) > 1
