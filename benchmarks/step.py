@@ -14,7 +14,6 @@ import resource
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 QUESTION = "What is {} + {}? Think about it first, then answer with the number only."
@@ -39,17 +38,17 @@ def tandem_step(args: argparse.Namespace) -> dict[str, float]:
     """Two steps of Tandem; the second one counts."""
     import torch
 
-    from tandem.batch import Prompt
-    from tandem.hybrid import start as start_module
-
-    original = start_module.check_model
-    start_module.check_model = lambda config: replace(original(config), eos_ids=())  # nothing ends a response early
     import tandem as td
+    from tandem.batch import Prompt
+    from tandem.hybrid.worker import Worker
+
+    def write_on(worker: Worker) -> None:
+        worker.engine.eos_ids = ()  # nothing ends a response early
 
     workers = td.start(
         args.model, lr=1e-6, config={"model": {"dtype": args.dtype}, "cluster": {"threads": args.threads}}
     )
-    start_module.check_model = original
+    workers._group.call(write_on)
     prompts = [
         Prompt(tokens=tuple(tokens), text="", prompt_id=number)
         for number, tokens in enumerate(prompts_of(workers.tokenizer, args.prompts, args.prompt_length))

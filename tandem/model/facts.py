@@ -23,18 +23,10 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model in numbers."""
+    """What a run needs to know of its model beforehand."""
 
     architecture: str
     num_parameters: int  # a tied tensor counts once
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int  # rows of the embedding: the tokens that the policy can draw, those without a meaning included
-    tokenizer_size: int  # the ids that the tokenizer knows; at most vocab_size
-    tied: bool  # embedding and lm_head are one tensor
     context_length: int | None  # longest sequence, prompt and response, that the positions allow; None = not stated
     eos_ids: tuple[int, ...]
     dtype: torch.dtype  # that the weights are saved in; float32 for a new model
@@ -147,22 +139,10 @@ def _facts(
     config: ModelConfig, model_config: PreTrainedConfig, generation: GenerationConfig, tokenizer: Tokenizer
 ) -> ModelFacts:
     model = _skeleton(config, model_config)
-    heads = int(model_config.num_attention_heads)
-    kv_heads = getattr(model_config, "num_key_value_heads", None)
-    head_dim = getattr(model_config, "head_dim", None)
     context_length = getattr(model_config, "max_position_embeddings", None)
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     return ModelFacts(
         architecture=type(model).__name__,
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        num_layers=int(model_config.num_hidden_layers),
-        hidden_size=int(model_config.hidden_size),
-        num_heads=heads,
-        num_kv_heads=heads if kv_heads is None else int(kv_heads),
-        head_dim=int(model_config.hidden_size) // heads if head_dim is None else int(head_dim),
-        vocab_size=int(model_config.vocab_size),
-        tokenizer_size=tokenizer_size(tokenizer),
-        tied=head is not None and head.weight is embedding.weight,
         context_length=None if context_length is None else int(context_length),
         eos_ids=eos_ids(generation, tokenizer),
         dtype=model_config.dtype if isinstance(model_config.dtype, torch.dtype) else torch.float32,

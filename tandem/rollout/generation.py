@@ -57,7 +57,7 @@ class Generation:
         kv_cache_bytes: int | None,
         take_cache: Callable[[], KVCache | None],
     ) -> None:
-        """Prefill the first prompts and set up the slots. There are prompts; `take_cache` hands out one to use again."""
+        """Prefill the first prompts and set up the slots. There are prompts; `take_cache` has one to use again."""
         self._model = model
         self._packed = packed
         self._decode_texts = decode

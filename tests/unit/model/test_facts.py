@@ -29,10 +29,7 @@ def test_facts_agree_with_the_weights(architecture: str, tie: bool, tmp_path: Pa
     saved = load_file(folder / "model.safetensors")
     assert facts.architecture == architecture
     assert facts.num_parameters == sum(tensor.numel() for tensor in saved.values())
-    assert facts.tied is tie
-    assert (facts.num_layers, facts.hidden_size, facts.num_heads, facts.head_dim) == (2, 64, 4, 16)
-    assert facts.num_kv_heads == (4 if architecture == "GPT2LMHeadModel" else 2)
-    assert (facts.vocab_size, facts.tokenizer_size, facts.context_length) == (104, 98, 512)
+    assert facts.context_length == 512
 
 
 @pytest.mark.parametrize("architecture", UNSUITABLE)
@@ -57,8 +54,10 @@ def test_a_new_model_has_facts_too() -> None:
     new = {"architecture": "Qwen3ForCausalLM", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128}
     new |= {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}
     facts = check_model(ModelConfig(new=new, tokenizer=CharacterTokenizer(characters="0123456789+= ")))
-    assert (facts.vocab_size, facts.tokenizer_size, facts.eos_ids) == (16, 15, (1,))
-    assert facts.dtype == torch.float32
+    layer = 4 * 64 * 64 + 3 * 64 * 128 + 2 * 64 + 2 * 16
+    vocabulary = 16  # 15 tokens, rounded up
+    assert facts.num_parameters == 2 * layer + 2 * vocabulary * 64 + 64
+    assert (facts.eos_ids, facts.dtype) == ((1,), torch.float32)
 
 
 def test_no_eos_token_anywhere(tmp_path: Path) -> None:
