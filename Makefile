@@ -13,9 +13,10 @@ help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(STAMP): pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import pip' 2>/dev/null || { \
+		$(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit("Tandem needs Python 3.11 or newer, this is %s; try make PYTHON=python3.11" % sys.version.split()[0])' && \
+		$(PYTHON) -m venv $(VENV); }
 	@echo "Installing Tandem and its pinned dependencies into $(VENV) (a few minutes, once) ..."
-	@$(BIN)/python -c 'import sys; sys.exit(f"Tandem needs Python 3.11 or newer, this is {sys.version.split()[0]}; try make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS) setuptools==$(SETUPTOOLS) torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS) --no-build-isolation --editable '.[dev]'
 	@touch $(STAMP)
