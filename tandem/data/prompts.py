@@ -91,15 +91,20 @@ class Prompts:
         sources = _weighted(source)
         load = partial(load_table, tokenizer=tokenizer, config=config, seed=seed, max_rows=max_rows)
         self._tables: list[PromptTable] = load_each([part for part, _ in sources], load)
-        self._weights = [weight for _, weight in sources]
+        weights = [weight for _, weight in sources]
         self._per_step = per_step
-        self._seed = seed
-        self._shuffle = shuffle
         self._num_drawn = 0
         if per_step > len(self):
             raise self._too_few()
         num_rows = [len(table) for table in self._tables]
-        self._order = DrawOrder(num_rows, self._weights, seed=seed, shuffle=shuffle)
+        self._order = DrawOrder(num_rows, weights, seed=seed, shuffle=shuffle)
+        self._data = {  # what a position in the stream depends on
+            "seed": seed,
+            "shuffle": shuffle,
+            "rows": num_rows,
+            "weights": weights,
+            "tokens": [table.digest for table in self._tables],
+        }
 
     @classmethod
     def from_config(cls, config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0) -> Prompts:
@@ -155,7 +160,7 @@ class Prompts:
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the stream, and what it is a position in. JSON can hold it."""
-        return {"num_drawn": self._num_drawn, "counts": list(self._order.counts), "data": self._data()}
+        return {"num_drawn": self._num_drawn, "counts": list(self._order.counts), "data": self._data}
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_changes: bool = False) -> None:
         """Go on from where `state` was saved: the next batches are those that would have come then.
@@ -168,12 +173,12 @@ class Prompts:
         Raises:
             DataError: The data or their order are not those of then.
         """
-        if state["data"] == self._data():
+        if state["data"] == self._data:
             self._order.move_to(state["counts"])
         elif allow_changes:
             self._order.move_to([0] * len(self._tables))
         else:
-            changed = [name for name, value in self._data().items() if state["data"].get(name) != value]
+            changed = [name for name, value in self._data.items() if state["data"].get(name) != value]
             raise DataError(
                 f"the data are not those that this run was started with: {', '.join(changed)} changed",
                 remedy="restore them, or set run.allow_changes=true to go on with the new data from their beginning",
@@ -186,16 +191,6 @@ class Prompts:
             f"data.prompts_per_step={self._per_step}, but there are only {len(self)} prompts{dropped}",
             remedy=f"set data.prompts_per_step to at most {len(self)}, or add data",
         )
-
-    def _data(self) -> dict[str, Any]:
-        """What a position in the stream depends on."""
-        return {
-            "seed": self._seed,
-            "shuffle": self._shuffle,
-            "rows": [len(table) for table in self._tables],
-            "weights": self._weights,
-            "tokens": [table.digest for table in self._tables],
-        }
 
 
 def load_prompts(

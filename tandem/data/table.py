@@ -24,7 +24,7 @@ T = TypeVar("T")
 CHUNK_ROWS = 1024  # rows tokenised in one call
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Fields:
     text: str
     ground_truth: Any
