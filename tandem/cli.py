@@ -75,7 +75,8 @@ def evaluate(config_file: ConfigFile, overrides: Overrides = None) -> None:
         start_workers(plan.config) as workers,
         start_rewards(plan.config.reward) as reward_fn,
     ):
-        evaluation = run_evaluation(workers, reward_fn, plan.held_out, plan.config, step=0)
+        seed = plan.config.run.seed
+        evaluation = run_evaluation(workers, reward_fn, plan.held_out, plan.config.evaluation, step=0, seed=seed)
     metrics = {name: f"{value:.4f}" for name, value in evaluation.metrics.items()}
     console.finish("Evaluation", {"model": str(model), **metrics, "without a reward": str(evaluation.num_invalid)})
 

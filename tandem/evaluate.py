@@ -12,7 +12,6 @@ from tandem.batch import Evaluation, Prompt, Rewards, Rollouts
 from tandem.collect import collect
 from tandem.config.data import DataConfig
 from tandem.config.evaluation import EvaluationConfig
-from tandem.config.schema import Config
 from tandem.data.prompts import load_prompts
 from tandem.hybrid.workers import Workers
 from tandem.rewards.pool import RewardPool
@@ -21,30 +20,36 @@ _SEED_OFFSET = 0x5EED  # other noise than that of training
 _PASS = 1.0
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """The sets to evaluate on, tokenised once."""
-
-    sets: Mapping[str, tuple[Prompt, ...]]
-
-    @staticmethod
-    def load(config: EvaluationConfig, data: DataConfig, tokenizer: PreTrainedTokenizerBase, *, seed: int) -> HeldOut:
-        """Read all sets that the config names.
-
-        Raises:
-            DataError: A set cannot be read.
-        """
-        if config.data is None:
-            return HeldOut({})
-        paths = {"": config.data} if isinstance(config.data, str) else config.data
-        return HeldOut({name: load_prompts(path, tokenizer, data, seed=seed) for name, path in paths.items()})
+HeldOut = Mapping[str, Sequence[Prompt]]  # name of a set -> its prompts; a set that is alone may be called ""
 
 
-def evaluate(workers: Workers, reward_fn: RewardPool, held_out: HeldOut, config: Config, *, step: int) -> Evaluation:
+def load_held_out(
+    config: EvaluationConfig, data: DataConfig, tokenizer: PreTrainedTokenizerBase, *, seed: int
+) -> HeldOut:
+    """Read and tokenise the sets that the config names; none where it names none.
+
+    Raises:
+        DataError: A set cannot be read.
+    """
+    paths = {"": config.data} if isinstance(config.data, str) else config.data or {}
+    return {name: load_prompts(path, tokenizer, data, seed=seed) for name, path in paths.items()}
+
+
+def evaluate(
+    workers: Workers, reward_fn: RewardPool, held_out: HeldOut, config: EvaluationConfig, *, step: int, seed: int = 0
+) -> Evaluation:
     """Sample `evaluation.n` responses to each held-out prompt, score them, estimate pass@k.
 
     A response passes if its reward is at least 1. With several sets there are `name/pass@k` and, over all prompts,
     `pass@k`; with several data sources in a set likewise.
+
+    Args:
+        workers: Whose policy is asked.
+        reward_fn: Scores in its own processes.
+        held_out: The sets: {"": prompts}, or {"easy": prompts, "hard": prompts}.
+        config: `n` and `temperature` matter here.
+        step: Of training; each has noise of its own.
+        seed: Of the run.
 
     Returns:
         pass@k for k = 1, 2, 4, ... and n, each with `_stderr`; `reward`, the mean reward. A response without a reward
@@ -53,19 +58,14 @@ def evaluate(workers: Workers, reward_fn: RewardPool, held_out: HeldOut, config:
     parts: list[_Part] = []
     num_invalid = 0
     with workers.rollout_phase(timed_as="evaluation") as engine:
-        for name, prompts in held_out.sets.items():
-            options = engine.options(
-                step=step,
-                n=config.evaluation.n,
-                temperature=config.evaluation.temperature,
-                seed=config.run.seed + _SEED_OFFSET,
-            )
+        options = engine.options(step=step, n=config.n, temperature=config.temperature, seed=seed + _SEED_OFFSET)
+        for name, prompts in held_out.items():
             rollouts, rewards = collect(engine, prompts, reward_fn, options)
             num_invalid += rewards.num_invalid
             parts += _parts(name, rollouts, rewards)
     metrics: dict[str, float] = {}
     for prefix in sorted({prefix for part in parts for prefix in part.prefixes}):
-        metrics |= _summary(prefix, [part for part in parts if prefix in part.prefixes], config.evaluation)
+        metrics |= _summary(prefix, [part for part in parts if prefix in part.prefixes], config)
     return Evaluation(step=step, metrics=metrics, num_prompts=len(parts), num_invalid=num_invalid)
 
 

@@ -9,7 +9,7 @@ from tandem.config.schema import Config
 from tandem.data.examples import check_examples
 from tandem.data.prompts import Prompts, check_data
 from tandem.errors import SeveralErrors, TandemError
-from tandem.evaluate import HeldOut
+from tandem.evaluate import HeldOut, load_held_out
 from tandem.hybrid.start import check_lengths, check_reference, resolve_here
 from tandem.model.facts import check_model
 from tandem.model.tokenizer import load_tokenizer
@@ -42,7 +42,7 @@ def prepare(config: Config, reward: Callable[..., object] | None = None) -> Plan
         tokenizer = load_tokenizer(config.model)
         seed = config.run.seed
         prompts = Prompts.from_config(config.data, tokenizer, seed=seed)
-        held_out = HeldOut.load(config.evaluation, config.data, tokenizer, seed=seed)
+        held_out = load_held_out(config.evaluation, config.data, tokenizer, seed=seed)
     return Plan(config, prompts, held_out, config.run.steps or prompts.steps_for(config.data.epochs))
 
 

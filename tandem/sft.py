@@ -14,12 +14,7 @@ from tandem.observe.console import Console
 
 
 def warm_start(
-    workers: Workers,
-    config: SftConfig,
-    data: DataConfig,
-    *,
-    seed: int,
-    console: Console,
+    workers: Workers, config: SftConfig, data: DataConfig, *, seed: int = 0, console: Console | None = None
 ) -> None:
     """Train on given answers by maximum likelihood, then forget the optimizer's moments.
 
@@ -28,13 +23,14 @@ def warm_start(
         config: Answers, number of optimizer steps, batch size, learning rate.
         data: How prompts are read and tokenised: the same as later.
         seed: Of the order.
-        console: Shows the progress.
+        console: Shows the progress. None = one of its own.
 
     Raises:
         DataError: The answers cannot be read.
     """
     if config.train is None or config.steps == 0:
         return
+    console = Console() if console is None else console
     with console.task("reading the answers for the warm start"):
         examples = load_examples(config.train, workers.tokenizer, data, seed=seed)
     with workers.train_phase() as trainer, console.task("warm start", config.steps) as task:

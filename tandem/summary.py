@@ -29,7 +29,7 @@ def show_start(run: Run, workers: Workers, plan: Plan, done: int) -> None:
         "old log-probs": _OLD_LOGPROBS[algorithm.old_logprobs],
         "held out": ", ".join(
             f"{len(prompts):,} prompts{f' ({name})' if name else ''} x {config.evaluation.n}"
-            for name, prompts in plan.held_out.sets.items()
+            for name, prompts in plan.held_out.items()
         )
         or "none",
         "device": f"{cluster.device}, {cluster.threads} CPU thread{'s' if cluster.threads != 1 else ''}"

@@ -42,7 +42,7 @@ def train(
         TandemError: Whatever is wrong, with a remedy; as much as possible before the model is loaded.
     """
     plan = prepare(config, reward)
-    config, prompts = plan.config, plan.prompts
+    config, prompts, seed = plan.config, plan.prompts, plan.config.run.seed
     with (
         Run(config, stop=stop) as run,
         start_workers(config, total_steps=plan.num_steps, loss=loss, timing=run.timing) as workers,
@@ -51,10 +51,10 @@ def train(
         done = workers.load_checkpoint({"prompts": prompts, "run": run}, allow_changes=config.run.allow_changes)
         show_start(run, workers, plan, done)
         if done == 0:
-            warm_start(workers, config.sft, config.data, seed=config.run.seed, console=run.console)
+            warm_start(workers, config.sft, config.data, seed=seed, console=run.console)
             workers.keep_reference()
             if run.due("evaluation", 0):
-                run.log_initial(evaluate(workers, reward_fn, plan.held_out, config, step=0))
+                run.log_initial(evaluate(workers, reward_fn, plan.held_out, config.evaluation, step=0, seed=seed))
         for step in run.steps(plan.num_steps, resume_from=done):
             with workers.rollout_phase() as engine:
                 # 1. Rollout: the policy answers each prompt with a group of responses.
@@ -68,8 +68,9 @@ def train(
                 advantages = estimate_advantages(config.algorithm, rewards, rollouts, function=advantage)
                 # 5. Update: ascend the clipped objective, mini-batch by mini-batch.
                 update = trainer.update(rollouts, advantages, old_logprobs, ref_logprobs)
-            due = run.due("evaluation", step)
-            evaluation = evaluate(workers, reward_fn, plan.held_out, config, step=step) if due else None
+            evaluation = None
+            if run.due("evaluation", step):
+                evaluation = evaluate(workers, reward_fn, plan.held_out, config.evaluation, step=step, seed=seed)
             run.log(step, rollouts, rewards, advantages, update, evaluation)
             if run.due("checkpoint", step):
                 workers.save_checkpoint(step, {"prompts": prompts, "run": run}, evaluation)

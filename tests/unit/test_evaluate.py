@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import tandem as td
-from tandem.evaluate import HeldOut, evaluate, pass_at_k
+from tandem.evaluate import evaluate, pass_at_k
 from tandem.rewards.pool import RewardPool
 from tests.unit.hybrid.made import config_of, start_tiny
 
@@ -61,7 +61,7 @@ def evaluation_of(
     step: int = 5,
 ) -> td.Evaluation:
     config = config_of(evaluation={"data": "held_out.jsonl", "n": n, "temperature": temperature})
-    return evaluate(workers, pool, HeldOut(sets), config, step=step)
+    return evaluate(workers, pool, sets, config.evaluation, step=step)
 
 
 def by_hand(workers: td.Workers, prompts: tuple[td.Prompt, ...], n: int) -> list[list[bool | None]]:

@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 
 import tandem as td
-from tandem.observe.console import Console
 from tandem.sft import _batches
 from tests.tiny import write_jsonl
 from tests.unit.hybrid.made import config_of, rollout, start_tiny, worker_of
@@ -18,7 +17,7 @@ def test_after_a_warm_start_the_policy_gives_the_answers_and_the_moments_are_for
     workers = start_tiny(tmp_path / "model")
     answers = write_jsonl(tmp_path / "answers.jsonl", ANSWERS)
     config = config_of(sft={"train": answers, "steps": 60, "batch_size": 8, "lr": 3e-3})
-    td.warm_start(workers, config.sft, config.data, seed=0, console=Console())
+    td.warm_start(workers, config.sft, config.data)
     prompts = [td.Prompt(tuple(workers.tokenizer.encode(f"{letter}=")), letter) for letter in "abcdefgh"]
     with workers.rollout_phase() as engine:
         rollouts = engine.generate(prompts, n=1, max_response_length=4, temperature=0.0, step=0)
@@ -32,7 +31,7 @@ def test_without_steps_nothing_happens(tmp_path: Path) -> None:
     workers = start_tiny(tmp_path / "model")
     config = config_of()
     before = rollout(workers)
-    td.warm_start(workers, config.sft, config.data, seed=0, console=Console())
+    td.warm_start(workers, config.sft, config.data)
     assert workers.policy_version == 0
     assert torch.equal(rollout(workers).rollout_logprobs, before.rollout_logprobs)
 
