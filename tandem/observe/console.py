@@ -226,40 +226,26 @@ class Console:
         self._phase = ""
 
     def _step_line(self, step: int, total: int, metrics: Mapping[str, float], left: float, evaluated: str) -> Text:
-        shown = {name: metrics[name] for name in CELLS if math.isfinite(metrics.get(name, math.nan))}
-        line = self._cells(step, total, shown, metrics, left, evaluated)
+        """In a terminal in columns, without some of them where it is narrow; else for grep."""
+        known = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        cells = {
+            name: _cell(label, formatted(name, known[name]).rjust(width if self.live else 0))
+            for name, (label, width) in CELLS.items()
+            if name in known
+        }
+        cells["left"] = _cell("left", duration(left).rjust(7 if self.live else 0))
+        if evaluated in known:
+            cells[evaluated] = _cell(evaluated.removeprefix("eval/"), formatted(evaluated, known[evaluated]), "green")
+        for name, label in ALERTS.items():
+            if known.get(name, 0) > 0:
+                cells[name] = _cell(label, formatted(name, known[name]), "yellow")
+        number = f"{step:>{len(str(total))}}/{total}" if self.live else f"{step}/{total}"
+        head, gap = Text.assemble("step ", (number, "bold")), Text("  " if self.live else " ")
+        line = gap.join([head, *cells.values()])
         for name in DROPPED_WHEN_NARROW:
             if self.live and line.cell_len > self.console.width:
-                shown.pop(name, None)
-                line = self._cells(step, total, shown, metrics, left, evaluated)
-        return line
-
-    def _cells(
-        self,
-        step: int,
-        total: int,
-        shown: Mapping[str, float],
-        metrics: Mapping[str, float],
-        left: float,
-        evaluated: str,
-    ) -> Text:
-        pad = self.live  # plain lines are for grep, columns are for eyes
-        number = f"{step:>{len(str(total))}}/{total}" if pad else f"{step}/{total}"
-        line = Text("step ").append(number, style="bold")
-        gap = "  " if pad else " "
-
-        def cell(label: str, value: str, style: str = "") -> None:
-            line.append(f"{gap}{label} ", style=style or "dim").append(value, style=style)
-
-        for name, value in shown.items():
-            label, width = CELLS[name]
-            cell(label, formatted(name, value).rjust(width if pad else 0))
-        cell("left", duration(left).rjust(7 if pad else 0))
-        if math.isfinite(metrics.get(evaluated, math.nan)):
-            cell(evaluated.removeprefix("eval/"), formatted(evaluated, metrics[evaluated]), "green")
-        for name, label in ALERTS.items():
-            if metrics.get(name, 0) > 0:
-                cell(label, formatted(name, metrics[name]), "yellow")
+                cells.pop(name, None)
+                line = gap.join([head, *cells.values()])
         return line
 
     def _bars(self) -> Progress:
@@ -302,6 +288,10 @@ class Console:
     def _print(self, text: Text) -> None:
         # soft_wrap: long lines stay one line, for grep and for copying paths and commands.
         self.console.print(text, soft_wrap=True)
+
+
+def _cell(label: str, value: str, style: str = "") -> Text:
+    return Text.assemble((f"{label} ", style or "dim"), (value, style))
 
 
 def duration(seconds: float | None) -> str:
