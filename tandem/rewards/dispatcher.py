@@ -115,7 +115,8 @@ class Dispatcher:
     def _new_seat(self, place: int) -> Seat:
         process = WorkerProcess(self._setup, self._environment, self._folder)
         seat = Seat(process, self._shares[place], load_deadline=time.monotonic() + LOAD_TIMEOUT_S)
-        self._selector.register(process.connection, _events(process), partial(self._attend, seat))
+        self._selector.register(process.connection, selectors.EVENT_READ)
+        self._watch(seat)
         self._selector.register(process.stdout, selectors.EVENT_READ, partial(self._read_output, seat))
         return seat
 
@@ -147,7 +148,12 @@ class Dispatcher:
         elif seat.process.hung_up:
             self._replace(seat, None)
         else:
-            self._selector.modify(seat.process.connection, _events(seat.process), partial(self._attend, seat))
+            self._watch(seat)
+
+    def _watch(self, seat: Seat) -> None:
+        """Wake up when its worker has said something, and when it can take what could not be sent to it yet."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if seat.process.has_unsent else 0)
+        self._selector.modify(seat.process.connection, events, partial(self._attend, seat))
 
     def _hear(self, seat: Seat, reply: Reply) -> None:
         match reply:
@@ -175,20 +181,18 @@ class Dispatcher:
 
     def _hand_out(self) -> None:
         """Give jobs to the workers with the fewest; those to be tried again first, each to an idle worker."""
-        while True:
+        while queue := self._again or self._incoming:
             free = [seat for seat in self._seats if seat.loaded and len(seat.jobs) < self._capacity(seat)]
-            if self._again:
+            if queue is self._again:
                 free = [seat for seat in free if not seat.jobs]
-            queue = self._again or self._incoming
-            if not free or not queue:
+            if not free:
                 return
             seat, job = min(free, key=lambda seat: len(seat.jobs)), queue.popleft()
             seat.jobs[job.number] = job
             self._read_output(seat)
             job.sent, job.mark = time.monotonic(), seat.process.num_printed
             seat.process.send(job.message)
-            if seat.process.has_unsent:
-                self._selector.modify(seat.process.connection, _events(seat.process), partial(self._attend, seat))
+            self._watch(seat)
 
     def _capacity(self, seat: Seat) -> int:
         if not self._asynchronous:
@@ -250,7 +254,3 @@ class Dispatcher:
     def _give_up(self, seat: Seat, job: Job, reason: str) -> None:
         score = Score(None, error=reason, output=seat.process.output_since(job.mark))
         self._board.put(dict.fromkeys(job.tickets, score))
-
-
-def _events(process: WorkerProcess) -> int:
-    return selectors.EVENT_READ | (selectors.EVENT_WRITE if process.has_unsent else 0)

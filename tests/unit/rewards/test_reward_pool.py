@@ -35,6 +35,12 @@ def test_scores_come_in_the_order_of_the_tickets() -> None:
         assert pool.gather([]) == []
 
 
+def test_samples_that_no_socket_takes_in_one_go() -> None:
+    with start_rewards(RewardConfig(workers=2), lambda response, ground_truth: len(response)) as pool:
+        tickets = [pool.submit(Sample("x" * size)) for size in (4_000_000, 1, 5_000_000, 2, 6_000_000)]
+        assert [score.value for score in pool.gather(tickets)] == [4_000_000, 1, 5_000_000, 2, 6_000_000]
+
+
 def test_a_ticket_is_good_for_one_score() -> None:
     with start_rewards(RewardConfig(function="exact_match", workers=1)) as pool:
         ticket = pool.submit(Sample("4", ground_truth=4))
