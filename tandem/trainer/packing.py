@@ -6,7 +6,7 @@ of its prompt, and its last token never has to be run at all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,39 +64,47 @@ def micro_batches(
     if packing == "none":
         return [[row] for row in rows]
     parts: list[list[int]] = []
-    used = max_tokens
-    for members in _by_group(rollouts, rows):
-        prompt = len(rollouts.prompt_of(members[0]).tokens)
-        share = _shares(rollouts, members, packing, costs)
-        piece: list[int] = []
-        size = 0
-        for row in members:
-            own = int(rollouts.response_lengths[row]) - 1
-            cost = own + (prompt if not share or not piece else 0)
-            if piece and size + cost > max_tokens:
-                used = _place(parts, used, piece, size, max_tokens)
-                piece, size, cost = list[int](), 0, own + prompt
-            piece.append(row)
-            size += cost
-        used = _place(parts, used, piece, size, max_tokens)
+    used = 0
+    for piece, size in _pieces(rollouts, rows, max_tokens, packing, costs):
+        if parts and used + size <= max_tokens:
+            parts[-1] += piece
+            used += size
+        else:
+            parts.append(piece)
+            used = size
     return parts
 
 
-def _place(parts: list[list[int]], used: int, piece: list[int], size: int, max_tokens: int) -> int:
-    """Put a piece into the last micro-batch if it fits, else into a new one; return the tokens used there."""
-    if parts and used + size <= max_tokens:
-        parts[-1].extend(piece)
-        return used + size
-    parts.append(list(piece))
-    return size
+def _pieces(
+    rollouts: Rollouts, rows: Sequence[int], max_tokens: int, packing: Packing, costs: Costs
+) -> Iterator[tuple[list[int], int]]:
+    """Groups, or parts of groups, that `pack` lays out in at most `max_tokens`, with that number."""
+    lengths = (rollouts.response_lengths - 1).tolist()
+    for places in _by_group(rollouts, rows):
+        prompt = len(rollouts.prompt_of(rows[places[0]]).tokens)
+        piece: list[int] = []
+        size = 0
+        for row in (rows[place] for place in places):
+            wider = [*piece, row]
+            wider_size = _num_tokens(prompt, [lengths[member] for member in wider], packing, costs)
+            if piece and wider_size > max_tokens:
+                yield piece, size
+                wider, wider_size = [row], prompt + lengths[row]
+            piece, size = wider, wider_size
+        yield piece, size
+
+
+def _num_tokens(prompt: int, lengths: Sequence[int], packing: Packing, costs: Costs) -> int:
+    copies = 1 if _shares(prompt, lengths, packing, costs) else len(lengths)
+    return copies * prompt + sum(lengths)
 
 
 def pack(rollouts: Rollouts, rows: Sequence[int], *, packing: Packing, costs: Costs, device: torch.device) -> PackedRow:
     """Lay the sequences of `rows` side by side. Every response has at least one token."""
     layout = _Layout(rollouts, rows)
-    for places in _positions_by_group(rollouts, rows):
-        members = [rows[place] for place in places]
-        if _shares(rollouts, members, packing, costs):
+    for places in _by_group(rollouts, rows):
+        prompt = len(rollouts.prompt_of(rows[places[0]]).tokens)
+        if _shares(prompt, [len(layout.responses[place]) - 1 for place in places], packing, costs):
             layout.add_shared(places)
         else:
             for place in places:
@@ -175,15 +183,11 @@ class _Layout:
         )
 
 
-def _shares(rollouts: Rollouts, members: Sequence[int], packing: Packing, costs: Costs) -> bool:
-    """Whether the rows of a group share one copy of their prompt."""
+def _shares(prompt: int, lengths: Sequence[int], packing: Packing, costs: Costs) -> bool:
+    """Whether responses to one prompt, of which so many tokens are run, share one copy of it."""
     if packing != "auto":
         return packing == "shared_prefix"
-    if len(members) == 1:
-        return False
-    prompt = len(rollouts.prompt_of(members[0]).tokens)
-    lengths = [int(rollouts.response_lengths[row]) - 1 for row in members]
-    return shared_cost(prompt, lengths, costs) <= separate_cost(prompt, lengths, costs)
+    return len(lengths) > 1 and shared_cost(prompt, lengths, costs) <= separate_cost(prompt, lengths, costs)
 
 
 def shared_cost(prompt: int, lengths: Sequence[int], costs: Costs) -> float:
@@ -204,10 +208,6 @@ def separate_cost(prompt: int, lengths: Sequence[int], costs: Costs) -> float:
 
 
 def _by_group(rollouts: Rollouts, rows: Sequence[int]) -> list[list[int]]:
-    return [[rows[place] for place in places] for places in _positions_by_group(rollouts, rows)]
-
-
-def _positions_by_group(rollouts: Rollouts, rows: Sequence[int]) -> list[list[int]]:
     """Positions within `rows`, gathered by group, in order of first appearance."""
     groups: dict[int, list[int]] = {}
     for place, row in enumerate(rows):

@@ -29,6 +29,17 @@ def test_every_row_is_in_one_micro_batch_and_the_budget_holds(packing: Packing, 
         assert packed(rollouts, part, packing).tokens.shape[1] <= max_tokens or len(part) == 1
 
 
+@pytest.mark.parametrize("max_tokens", [130, 170, 250])
+def test_the_budget_holds_where_a_whole_group_would_share_its_prompt_and_a_piece_of_it_does_not(
+    max_tokens: int,
+) -> None:
+    rollouts = make_rollouts(prompt_lengths=(40,), response_lengths=((41,) * 8,))
+    assert packed(rollouts, list(range(8)), "auto").tokens.shape[1] == 40 + 8 * 40
+    assert packed(rollouts, [0, 1], "auto").tokens.shape[1] == 2 * (40 + 40)
+    for part in micro_batches(rollouts, range(8), max_tokens=max_tokens, packing="auto", costs=COSTS):
+        assert packed(rollouts, part, "auto").tokens.shape[1] <= max_tokens
+
+
 def test_none_runs_each_sequence_on_its_own() -> None:
     rollouts = make_rollouts()
     assert micro_batches(rollouts, range(12), max_tokens=10_000, packing="none", costs=COSTS) == [
