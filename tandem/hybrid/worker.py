@@ -23,9 +23,10 @@ from tandem.model.hf import attention_name, load_model, save_model
 from tandem.rollout.embedded import EmbeddedEngine
 from tandem.rollout.options import SamplingOptions
 from tandem.trainer.budget import plan_memory
-from tandem.trainer.logprobs import PackingOptions, batch_logprobs
+from tandem.trainer.logprobs import batch_logprobs
 from tandem.trainer.master_weights import MasterWeights, round_weights
 from tandem.trainer.optim import Optimizer
+from tandem.trainer.packing import PackingOptions
 from tandem.trainer.policy import Policy
 from tandem.trainer.supervised import Examples, supervised_update
 from tandem.trainer.update import UpdateBatch, UpdateOptions, update_policy

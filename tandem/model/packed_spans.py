@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tandem.model.attention import AttentionCall, additive, attend, causal_mask, for_heads, visible
 
-_QUERY_CHUNK = 1024  # a fork's responses run this many queries at a time, so that masks stay small
+QUERY_CHUNK = 1024  # a fork's responses run this many queries at a time, so that masks stay small
 _WASTE = 1.25  # segments are stacked while padding costs at most this factor
 
 
@@ -66,8 +66,8 @@ class _ForkBlock:
         key, value = (self._with_prompt(x, flat, fan) for x in (k, v))
         prompt_size = self.prompt.shape[1]
         outs = []
-        for start in range(0, size, _QUERY_CHUNK):
-            stop = min(start + _QUERY_CHUNK, size)
+        for start in range(0, size, QUERY_CHUNK):
+            stop = min(start + QUERY_CHUNK, size)
             seen = prompt_size + stop
             mask = self._mask(call, start, stop)
             outs.append(attend(call, query[:, :, start:stop], key[:, :, :seen], value[:, :, :seen], mask))

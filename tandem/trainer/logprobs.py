@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -12,27 +10,15 @@ from transformers import PreTrainedModel
 from tandem.batch import Rollouts
 from tandem.errors import ModelError
 from tandem.model.attention import NAMES
-from tandem.trainer.packing import Packing, micro_batches, pack
+from tandem.trainer.packing import Packing, PackingOptions, pack
 from tandem.trainer.policy import Policy
-
-
-@dataclass(frozen=True)
-class PackingOptions:
-    """How sequences are packed: see the config's `trainer.packing` and `trainer.micro_batch_tokens`."""
-
-    packing: Packing = "auto"
-    max_tokens: int = 8192
 
 
 @torch.no_grad()
 def batch_logprobs(policy: Policy, rollouts: Rollouts, options: PackingOptions) -> Float[Tensor, "B L"]:
     """Log-probs of all response tokens at the rollouts' temperature, without gradients; zeros beyond each response."""
-    costs = policy.costs()
     result = torch.zeros(rollouts.response_tokens.shape, dtype=torch.float32)
-    for rows in micro_batches(
-        rollouts, range(len(rollouts)), max_tokens=options.max_tokens, packing=options.packing, costs=costs
-    ):
-        row = pack(rollouts, rows, packing=options.packing, costs=costs, device=policy.device)
+    for rows, row in policy.packed(rollouts, range(len(rollouts)), options):
         logprobs, _ = policy(row, temperature=rollouts.temperature, entropy_gradient=False)
         result[rows] = row.to_matrix(logprobs).cpu()
     return result

@@ -15,11 +15,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tandem.batch import Rollouts
-from tandem.model.packed_spans import Fork, PackedSpans
+from tandem.model.packed_spans import QUERY_CHUNK, Fork, PackedSpans
 
 Packing = Literal["auto", "shared_prefix", "varlen", "none"]
 
-_FORK_CHUNK = 1024  # forks run their queries in chunks of this many, see packed_spans
+
+@dataclass(frozen=True)
+class PackingOptions:
+    """How sequences are packed: see the config's `trainer.packing` and `trainer.micro_batch_tokens`."""
+
+    packing: Packing = "auto"
+    max_tokens: int = 8192
 
 
 @dataclass(frozen=True)
@@ -53,20 +59,18 @@ class PackedRow:
         return matrix.index_put((self.rows, self.columns), values)
 
 
-def micro_batches(
-    rollouts: Rollouts, rows: Sequence[int], *, max_tokens: int, packing: Packing, costs: Costs
-) -> list[list[int]]:
-    """Cut rows into micro-batches of at most `max_tokens` packed tokens; a longer sequence runs on its own.
+def micro_batches(rollouts: Rollouts, rows: Sequence[int], options: PackingOptions, costs: Costs) -> list[list[int]]:
+    """Cut rows into micro-batches of at most `options.max_tokens` packed tokens; a longer sequence runs on its own.
 
     Rows of a group stay together where they fit, so that they can share their prompt; a group larger than the budget
     is cut and its prompt run again.
     """
-    if packing == "none":
+    if options.packing == "none":
         return [[row] for row in rows]
     parts: list[list[int]] = []
     used = 0
-    for piece, size in _pieces(rollouts, rows, max_tokens, packing, costs):
-        if parts and used + size <= max_tokens:
+    for piece, size in _pieces(rollouts, rows, options, costs):
+        if parts and used + size <= options.max_tokens:
             parts[-1] += piece
             used += size
         else:
@@ -76,9 +80,9 @@ def micro_batches(
 
 
 def _pieces(
-    rollouts: Rollouts, rows: Sequence[int], max_tokens: int, packing: Packing, costs: Costs
+    rollouts: Rollouts, rows: Sequence[int], options: PackingOptions, costs: Costs
 ) -> Iterator[tuple[list[int], int]]:
-    """Groups, or parts of groups, that `pack` lays out in at most `max_tokens`, with that number."""
+    """Groups, or parts of groups, that `pack` lays out in at most `max_tokens`; with the number of their tokens."""
     lengths = (rollouts.response_lengths - 1).tolist()
     for places in _by_group(rollouts, rows):
         prompt = len(rollouts.prompt_of(rows[places[0]]).tokens)
@@ -86,8 +90,8 @@ def _pieces(
         size = 0
         for row in (rows[place] for place in places):
             wider = [*piece, row]
-            wider_size = _num_tokens(prompt, [lengths[member] for member in wider], packing, costs)
-            if piece and wider_size > max_tokens:
+            wider_size = _num_tokens(prompt, [lengths[member] for member in wider], options.packing, costs)
+            if piece and wider_size > options.max_tokens:
                 yield piece, size
                 wider, wider_size = [row], prompt + lengths[row]
             piece, size = wider, wider_size
@@ -194,8 +198,8 @@ def shared_cost(prompt: int, lengths: Sequence[int], costs: Costs) -> float:
     """Operations when the prompt runs once: masked attention computes whole rectangles, chunk by chunk."""
     longest = max(lengths)
     pairs = prompt * prompt / 2
-    for start in range(0, longest, _FORK_CHUNK):
-        stop = min(start + _FORK_CHUNK, longest)
+    for start in range(0, longest, QUERY_CHUNK):
+        stop = min(start + QUERY_CHUNK, longest)
         pairs += len(lengths) * (stop - start) * (prompt + stop)
     return costs.per_token * (prompt + sum(lengths)) + costs.per_pair * pairs
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -10,8 +12,9 @@ from transformers import PreTrainedModel
 from typing_extensions import override
 
 from tandem.algorithm.categorical import selected_logprobs_and_entropy
+from tandem.batch import Rollouts
 from tandem.model.forward import head_logits, hidden_states
-from tandem.trainer.packing import Costs, PackedRow
+from tandem.trainer.packing import Costs, PackedRow, PackingOptions, micro_batches, pack
 
 
 class Policy(nn.Module):
@@ -57,6 +60,14 @@ class Policy(nn.Module):
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.model.device
+
+    def packed(
+        self, rollouts: Rollouts, rows: Sequence[int], options: PackingOptions
+    ) -> Iterator[tuple[list[int], PackedRow]]:
+        """Micro-batches of these rows of the rollouts: which rows each has, and how they lie side by side."""
+        costs = self.costs()
+        for part in micro_batches(rollouts, rows, options, costs):
+            yield part, pack(rollouts, part, packing=options.packing, costs=costs, device=self.device)
 
     def costs(self) -> Costs:
         """Forward operations of the body, to choose a packing by: 2 per weight and token, 4 per pair and channel."""

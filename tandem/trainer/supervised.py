@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from tandem.batch import Prompt, Response, Rollouts
-from tandem.trainer.logprobs import PackingOptions
 from tandem.trainer.optim import Optimizer
-from tandem.trainer.packing import micro_batches, pack
+from tandem.trainer.packing import PackingOptions
 from tandem.trainer.policy import Policy
 
 
@@ -36,15 +35,10 @@ def supervised_update(
 ) -> float:
     """One optimizer step on the mean negative log-prob of all answer tokens; returns that mean."""
     rollouts = as_rollouts(examples)
-    costs = policy.costs()
     num_tokens = int(rollouts.response_mask.sum())
     total = torch.zeros((), dtype=torch.float64)
-    parts = micro_batches(
-        rollouts, range(len(rollouts)), max_tokens=packing.max_tokens, packing=packing.packing, costs=costs
-    )
     with optimizer.accumulating():
-        for part in parts:
-            row = pack(rollouts, part, packing=packing.packing, costs=costs, device=policy.device)
+        for _, row in policy.packed(rollouts, range(len(rollouts)), packing):
             logprobs, _ = policy(row, temperature=1.0, entropy_gradient=False)
             loss = -logprobs.sum() / num_tokens
             loss.backward()

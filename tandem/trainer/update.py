@@ -12,10 +12,10 @@ from torch import Tensor
 from tandem.algorithm.masked import token_weights
 from tandem.algorithm.protocols import Loss
 from tandem.batch import Rollouts, UpdateResult
-from tandem.trainer.logprobs import PackingOptions, batch_logprobs
+from tandem.trainer.logprobs import batch_logprobs
 from tandem.trainer.mini_batches import Shuffle, mini_batches
 from tandem.trainer.optim import Optimizer
-from tandem.trainer.packing import micro_batches, pack
+from tandem.trainer.packing import PackingOptions
 from tandem.trainer.policy import Policy
 
 
@@ -115,12 +115,8 @@ def _backward(
     weights[list(rows)] = token_weights(
         loss.aggregation, batch.loss_mask[list(rows)], constant=loss.constant_length
     )  # before cutting: the denominators are those of the whole mini-batch, idle rows included
-    costs = policy.costs()
     total = torch.zeros((), dtype=torch.float64)
-    for part in micro_batches(
-        batch.rollouts, active, max_tokens=packing.max_tokens, packing=packing.packing, costs=costs
-    ):
-        row = pack(batch.rollouts, part, packing=packing.packing, costs=costs, device=policy.device)
+    for part, row in policy.packed(batch.rollouts, active, packing):
         logprobs, entropy = (
             row.to_matrix(values)
             for values in policy(row, temperature=batch.rollouts.temperature, entropy_gradient=loss.needs_entropy)

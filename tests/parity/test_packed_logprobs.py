@@ -90,7 +90,7 @@ def test_both_kinds_of_attention_agree(kind: str) -> None:
 def test_query_chunks_of_a_long_response_equal_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = tiny_model("Gemma3ForCausalLM")
     rollouts = make_rollouts(seed=4)
-    monkeypatch.setattr("tandem.model.packed_spans._QUERY_CHUNK", 4)
+    monkeypatch.setattr("tandem.model.packed_spans.QUERY_CHUNK", 4)
     found = response_logprobs(with_tandem_attention(plain), rollouts, packing="shared_prefix")
     torch.testing.assert_close(found, plain_logprobs(plain, rollouts), atol=2e-5, rtol=0)
 

@@ -14,9 +14,10 @@ from transformers import PreTrainedModel
 from tandem.algorithm.protocols import Loss
 from tandem.batch import Prompt, Response, Rollouts, UpdateResult
 from tandem.model.attention import NAMES, register
-from tandem.trainer.logprobs import PackingOptions, batch_logprobs
+from tandem.trainer.logprobs import batch_logprobs
 from tandem.trainer.master_weights import MasterWeights
 from tandem.trainer.optim import Optimizer, StepOutcome
+from tandem.trainer.packing import PackingOptions
 from tandem.trainer.policy import Policy
 from tandem.trainer.update import UpdateBatch, UpdateOptions, update_policy
 from tests.tiny import tiny_model

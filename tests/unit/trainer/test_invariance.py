@@ -12,7 +12,7 @@ from tandem.algorithm.losses import ClippedSurrogate
 from tandem.algorithm.masked import AGGREGATIONS, loss_mask
 from tandem.algorithm.protocols import Loss
 from tandem.batch import UpdateResult
-from tandem.trainer.logprobs import PackingOptions
+from tandem.trainer.packing import PackingOptions
 from tandem.trainer.update import UpdateBatch, UpdateOptions
 from tests.unit.trainer.made import KeepGradient, make_batch, make_rollouts, only_rows, run_update, trainee
 

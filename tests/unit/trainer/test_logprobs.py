@@ -6,7 +6,8 @@ import torch
 import tandem as td
 from tandem.errors import ModelError
 from tandem.model.forward import body_dtype
-from tandem.trainer.logprobs import PackingOptions, batch_logprobs, response_logprobs
+from tandem.trainer.logprobs import batch_logprobs, response_logprobs
+from tandem.trainer.packing import PackingOptions
 from tests.tiny import tiny_model
 from tests.unit.trainer.made import advantages_of, make_batch, make_rollouts, run_update, trainee
 

@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from tandem.batch import Rollouts
-from tandem.trainer.packing import Costs, PackedRow, Packing, micro_batches, pack, separate_cost, shared_cost
+from tandem.trainer.packing import (
+    Costs,
+    PackedRow,
+    Packing,
+    PackingOptions,
+    micro_batches,
+    pack,
+    separate_cost,
+    shared_cost,
+)
 from tests.unit.trainer.made import make_rollouts
 
 COSTS = Costs(per_token=1000.0, per_pair=100.0)
@@ -23,7 +32,7 @@ def test_every_row_is_in_one_micro_batch_and_the_budget_holds(packing: Packing, 
     """A single sequence longer than the budget runs on its own; everything else fits."""
     rollouts = make_rollouts()
     rows = [7, 0, 3, 1, 11, 2, 10, 4]  # of a mini-batch: not all, and in an order of their own
-    parts = micro_batches(rollouts, rows, max_tokens=max_tokens, packing=packing, costs=COSTS)
+    parts = micro_batches(rollouts, rows, PackingOptions(packing, max_tokens), COSTS)
     assert sorted(row for part in parts for row in part) == sorted(rows)
     for part in parts:
         assert packed(rollouts, part, packing).tokens.shape[1] <= max_tokens or len(part) == 1
@@ -36,27 +45,25 @@ def test_the_budget_holds_where_a_whole_group_would_share_its_prompt_and_a_piece
     rollouts = make_rollouts(prompt_lengths=(40,), response_lengths=((41,) * 8,))
     assert packed(rollouts, list(range(8)), "auto").tokens.shape[1] == 40 + 8 * 40
     assert packed(rollouts, [0, 1], "auto").tokens.shape[1] == 2 * (40 + 40)
-    for part in micro_batches(rollouts, range(8), max_tokens=max_tokens, packing="auto", costs=COSTS):
+    for part in micro_batches(rollouts, range(8), PackingOptions("auto", max_tokens), COSTS):
         assert packed(rollouts, part, "auto").tokens.shape[1] <= max_tokens
 
 
 def test_none_runs_each_sequence_on_its_own() -> None:
     rollouts = make_rollouts()
-    assert micro_batches(rollouts, range(12), max_tokens=10_000, packing="none", costs=COSTS) == [
-        [row] for row in range(12)
-    ]
+    assert micro_batches(rollouts, range(12), PackingOptions("none", 10_000), COSTS) == [[row] for row in range(12)]
 
 
 def test_a_group_stays_together_where_it_fits_also_if_its_rows_are_scattered() -> None:
     rollouts = make_rollouts()
     rows = [0, 3, 6, 1, 4, 7, 2, 5, 8]
-    parts = micro_batches(rollouts, rows, max_tokens=17, packing="shared_prefix", costs=COSTS)
+    parts = micro_batches(rollouts, rows, PackingOptions("shared_prefix", 17), COSTS)
     assert parts == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
 
 
 def test_a_group_larger_than_the_budget_is_cut_and_its_prompt_repeated() -> None:
     rollouts = make_rollouts(prompt_lengths=(6,), response_lengths=((5, 5, 5, 5),))
-    parts = micro_batches(rollouts, range(4), max_tokens=14, packing="shared_prefix", costs=COSTS)
+    parts = micro_batches(rollouts, range(4), PackingOptions("shared_prefix", 14), COSTS)
     assert parts == [[0, 1], [2, 3]]
     sizes = [packed(rollouts, part, "shared_prefix").tokens.shape[1] for part in parts]
     assert sizes == [6 + 4 + 4, 6 + 4 + 4]
@@ -64,7 +71,7 @@ def test_a_group_larger_than_the_budget_is_cut_and_its_prompt_repeated() -> None
 
 def test_small_groups_fill_a_micro_batch_together() -> None:
     rollouts = make_rollouts(prompt_lengths=(3, 3, 3), response_lengths=((2, 2), (2, 2), (2, 2)))
-    parts = micro_batches(rollouts, range(6), max_tokens=10, packing="shared_prefix", costs=COSTS)
+    parts = micro_batches(rollouts, range(6), PackingOptions("shared_prefix", 10), COSTS)
     assert parts == [[0, 1, 2, 3], [4, 5]]
 
 

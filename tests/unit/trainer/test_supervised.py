@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tandem.trainer.logprobs import PackingOptions
+from tandem.trainer.packing import PackingOptions
 from tandem.trainer.supervised import Examples, supervised_update
 from tests.tiny import tiny_model
 from tests.unit.trainer.made import KeepGradient, trainee

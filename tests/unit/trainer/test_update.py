@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tandem.algorithm.losses import ClippedSurrogate, FunctionLoss
 from tandem.errors import TrainingError
-from tandem.trainer.logprobs import PackingOptions, batch_logprobs
+from tandem.trainer.logprobs import batch_logprobs
+from tandem.trainer.packing import PackingOptions
 from tandem.trainer.update import UpdateOptions
 from tests.unit.trainer.made import Trainee, make_batch, make_rollouts, run_update, trainee
 
