@@ -30,9 +30,10 @@ def draw(
         Tokens, never one of probability 0, and float32 log-probs; NaN for a row whose logits are not finite.
     """
     greedy = logits.argmax(dim=-1) if options.temperature == 0.0 else None
+    logits.sub_(logits.amax(dim=-1, keepdim=True))  # in place: fresh pages cost as much as the sums
     if greedy is None and options.temperature != 1.0:
-        logits.div_(options.temperature)
-    weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()  # in place: fresh pages cost as much as the sums
+        logits.div_(options.temperature)  # after the subtraction, as the trainer does: it rounds less
+    weights = logits.exp_()
     block_sums = _block_sums(weights)
     total = block_sums.sum(dim=-1)
     if greedy is not None:

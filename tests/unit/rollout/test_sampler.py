@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from tandem.algorithm.categorical import selected_logprobs_and_entropy
 from tandem.rollout.noise import uniform_noise
 from tandem.rollout.options import SamplingOptions
 from tandem.rollout.sampler import BLOCK, draw, restrict
@@ -46,6 +47,15 @@ def test_frequencies_with_the_noise_of_a_run_pass_a_chi_square_test() -> None:
     expected = (logits[0].double() / 0.7).softmax(-1) * rows
     chi_square = float(((torch.bincount(tokens, minlength=vocabulary) - expected) ** 2 / expected).sum())
     assert chi_square < 43.8  # 19 degrees of freedom, 0.1 %
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.1])
+def test_the_logprob_is_the_trainers_also_where_all_logits_are_large(temperature: float) -> None:
+    """Dividing by the temperature before subtracting the largest would round what the two have in common."""
+    logits = random_logits(64, 1009) + 5000.0
+    tokens, logprobs = draw(logits.clone(), even_noise(64), options(temperature=temperature))
+    expected, _ = selected_logprobs_and_entropy(logits, tokens, temperature=temperature)
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=5e-6)
 
 
 def test_small_tokens_of_a_large_peaked_vocabulary_can_be_drawn() -> None:
