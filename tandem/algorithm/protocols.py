@@ -19,7 +19,6 @@ from torch import Tensor
 from tandem.algorithm.masked import Aggregation
 
 
-@runtime_checkable
 class AdvantageFunction(Protocol):
     """Says how much better each response, or each of its tokens, is than expected."""
 
@@ -42,7 +41,6 @@ class AdvantageFunction(Protocol):
         ...
 
 
-@runtime_checkable
 class LossFunction(Protocol):
     """Computes the loss of one micro-batch."""
 

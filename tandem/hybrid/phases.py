@@ -6,7 +6,7 @@ idle -> train   -> idle        the trainer works: weights, gradients, optimizer 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
@@ -28,7 +28,7 @@ class PhaseMachine:
         self.current: Phase = "idle"
 
     @contextmanager
-    def enter(self, phase: Phase) -> Iterator[None]:
+    def enter(self, phase: Phase) -> Generator[None]:
         """Be in `phase` for the length of a block.
 
         Raises:

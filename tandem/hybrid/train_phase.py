@@ -20,7 +20,7 @@ from tandem.hybrid.phases import PhaseHandle, Timing
 from tandem.hybrid.worker import Worker
 from tandem.runtime.worker_group import WorkerGroup
 from tandem.trainer.optim import Schedule
-from tandem.trainer.supervised import Examples
+from tandem.trainer.supervised import answers_as_rollouts
 from tandem.trainer.update import UpdateBatch
 
 
@@ -145,11 +145,17 @@ class TrainPhase(PhaseHandle):
     def supervised_update(
         self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, lr: float
     ) -> float:
-        """One step of maximum likelihood on given answers (token ids, ending with EOS); returns the loss per token."""
+        """One step of maximum likelihood on given answers (token ids, ending with EOS); returns the loss per token.
+
+        Raises:
+            PhaseError: The phase has ended.
+            TrainingError: Too many updates in a row were not finite.
+            ValueError: Not one answer for each prompt, or one without a token.
+        """
         self.check_open()
-        examples = Examples(tuple(map(tuple, prompts)), tuple(map(tuple, answers)))
+        rollouts = answers_as_rollouts(prompts, answers)
         self.policy_version += 1
-        return self._group.call(Worker.supervised_update, examples, lr)
+        return self._group.call(Worker.supervised_update, rollouts, lr)
 
 
 def _check_shapes(rollouts: Rollouts, **matrices: Tensor | None) -> None:

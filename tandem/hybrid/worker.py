@@ -28,7 +28,7 @@ from tandem.trainer.master_weights import MasterWeights, round_weights
 from tandem.trainer.optim import Optimizer
 from tandem.trainer.packing import PackingOptions
 from tandem.trainer.policy import Policy
-from tandem.trainer.supervised import Examples, supervised_update
+from tandem.trainer.supervised import supervised_update
 from tandem.trainer.update import UpdateBatch, UpdateOptions, update_policy
 
 
@@ -148,10 +148,10 @@ class Worker:
             policy_version=policy_version,
         )
 
-    def supervised_update(self, examples: Examples, lr: float) -> float:
+    def supervised_update(self, rollouts: Rollouts, lr: float) -> float:
         """One optimizer step of maximum likelihood; returns the loss."""
         self.model.train(self.checkpointing)
-        return supervised_update(self.policy, self.optimizer, examples, self.packing, lr=lr)
+        return supervised_update(self.policy, self.optimizer, rollouts, self.packing, lr=lr)
 
     def reset_optimizer(self) -> None:
         """Forget the moments, as if no update had been made."""

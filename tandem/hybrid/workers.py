@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -76,7 +76,7 @@ class Workers:
         self._num_updates = 0  # calls of TrainPhase.update: the schedule's step
 
     @contextmanager
-    def rollout_phase(self, *, timed_as: str = "rollout") -> Iterator[RolloutPhase]:
+    def rollout_phase(self, *, timed_as: str = "rollout") -> Generator[RolloutPhase]:
         """The engine has the device: weights and KV cache, no gradients. Hands out what is legal meanwhile.
 
         Args:
@@ -102,7 +102,7 @@ class Workers:
                 self._group.call(Worker.sleep_engine)
 
     @contextmanager
-    def train_phase(self) -> Iterator[TrainPhase]:
+    def train_phase(self) -> Generator[TrainPhase]:
         """The trainer has the device: weights, gradients, optimizer state, no KV cache.
 
         Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Concatenate, Generic, ParamSpec, TypeVar
@@ -24,7 +24,7 @@ class ComputeSettings:
     deterministic: bool
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def applied(self) -> Generator[None]:
         """Set them, and put back what the user's own program had."""
         threads = torch.get_num_threads()
         deterministic = torch.are_deterministic_algorithms_enabled()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 
@@ -12,29 +12,31 @@ from tandem.trainer.packing import PackingOptions
 from tandem.trainer.policy import Policy
 
 
-@dataclass(frozen=True)
-class Examples:
-    """Prompts with the answers to learn, as token ids; an answer ends with EOS."""
+def answers_as_rollouts(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> Rollouts:
+    """Given answers in the place of responses: groups of one, at temperature 1.
 
-    prompts: tuple[tuple[int, ...], ...]
-    answers: tuple[tuple[int, ...], ...]
+    Args:
+        prompts: Token ids.
+        answers: Token ids, ending with EOS.
 
-
-def as_rollouts(examples: Examples) -> Rollouts:
-    """Answers in the place of responses: groups of one, at temperature 1."""
-    prompts = [Prompt(tokens=tokens, text="") for tokens in examples.prompts]
-    answers = [
-        Response(group=row, index=0, tokens=tokens, logprobs=(0.0,) * len(tokens), text="", finish_reason="stop")
-        for row, tokens in enumerate(examples.answers)
-    ]
-    return Rollouts.from_responses(prompts, answers)
+    Raises:
+        ValueError: Not one answer for each prompt, or one without a token.
+    """
+    if len(prompts) != len(answers) or not all(map(len, prompts)) or not all(map(len, answers)):
+        raise ValueError("each prompt needs one answer, and each of them a token at least")
+    return Rollouts.from_responses(
+        [Prompt(tokens=tuple(tokens), text="") for tokens in prompts],
+        [
+            Response(row, 0, tuple(tokens), logprobs=(0.0,) * len(tokens), text="", finish_reason="stop")
+            for row, tokens in enumerate(answers)
+        ],
+    )
 
 
 def supervised_update(
-    policy: Policy, optimizer: Optimizer, examples: Examples, packing: PackingOptions, *, lr: float
+    policy: Policy, optimizer: Optimizer, rollouts: Rollouts, packing: PackingOptions, *, lr: float
 ) -> float:
-    """One optimizer step on the mean negative log-prob of all answer tokens; returns that mean."""
-    rollouts = as_rollouts(examples)
+    """One optimizer step on the mean negative log-prob of all response tokens; returns that mean."""
     num_tokens = int(rollouts.response_mask.sum())
     total = torch.zeros((), dtype=torch.float64)
     with optimizer.accumulating():

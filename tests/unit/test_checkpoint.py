@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.checkpoint import CheckpointWriter, Snapshot, complete_checkpoints, read_moments, read_state
+from tandem.checkpoint import CheckpointWriter, Snapshot, complete_checkpoints, host_tensors, read_moments, read_state
 from tandem.errors import CheckpointError
 
 METRIC = "pass@1"
@@ -64,6 +64,15 @@ def test_when_another_metric_decides_the_best_are_those_by_it(tmp_path: Path) ->
     writer = CheckpointWriter(tmp_path, keep=1, keep_best=1, metric="reward", background=False)
     writer.write(snapshot(4), save_nothing)
     assert [int(read_state(path)["step"]) for path in complete_checkpoints(tmp_path)] == [1, 4]
+
+
+def test_tensors_are_copied_for_the_background_only() -> None:
+    """Copies take three times the memory of the weights."""
+    weight = torch.zeros(3)
+    copied, shared = (host_tensors({"w": weight}, copy=copy)["w"] for copy in (True, False))
+    weight.fill_(1.0)
+    assert copied.tolist() == [0.0] * 3
+    assert shared.tolist() == [1.0] * 3
 
 
 def test_moments_and_state_come_back(tmp_path: Path) -> None:

@@ -3,21 +3,23 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tandem.batch import Rollouts
 from tandem.trainer.packing import PackingOptions
-from tandem.trainer.supervised import Examples, supervised_update
+from tandem.trainer.supervised import answers_as_rollouts, supervised_update
 from tests.tiny import tiny_model
 from tests.unit.trainer.made import KeepGradient, trainee
 
 EOS = 1
-EXAMPLES = Examples(prompts=((5, 6, 7, 8), (9,), (5, 6, 7, 8)), answers=((10, 11, EOS), (12, 13, 14, 15, EOS), (EOS,)))
+EXAMPLES = answers_as_rollouts([[5, 6, 7, 8], [9], [5, 6, 7, 8]], [[10, 11, EOS], [12, 13, 14, 15, EOS], [EOS]])
 
 
-def manual(examples: Examples) -> tuple[float, torch.Tensor]:
+def manual(examples: Rollouts) -> tuple[float, torch.Tensor]:
     """Mean cross entropy over all answer tokens, one sequence at a time in plain transformers, and its gradient."""
     model = tiny_model()
     total, count = torch.zeros(()), 0
-    for prompt, answer in zip(examples.prompts, examples.answers, strict=True):
-        logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+    for row, prompt in enumerate(examples.prompts):
+        answer = examples.response_tokens[row, : examples.response_lengths[row]].tolist()
+        logits = model(torch.tensor([[*prompt.tokens, *answer]])).logits[0, len(prompt.tokens) - 1 : -1]
         total = total + torch.nn.functional.cross_entropy(logits, torch.tensor(answer), reduction="sum")
         count += len(answer)
     loss = total / count
@@ -39,8 +41,16 @@ def test_loss_and_gradient_are_those_of_cross_entropy(packing: PackingOptions) -
 def test_fault_18_an_answer_of_one_token_enters_the_loss() -> None:
     learner = trainee()
     before = learner.vector()
-    only = Examples(prompts=((5, 6),), answers=((EOS,),))
+    only = answers_as_rollouts([[5, 6]], [[EOS]])
     losses = [supervised_update(learner.policy, learner.optimizer, only, PackingOptions(), lr=1e-2) for _ in range(3)]
     assert losses[0] == pytest.approx(manual(only)[0], rel=1e-5)
     assert losses[0] > losses[1] > losses[2]
     assert not torch.equal(learner.vector(), before)
+
+
+@pytest.mark.parametrize(("prompts", "answers"), [([[5]], [[]]), ([[]], [[EOS]]), ([[5]], [[EOS], [EOS]])])
+def test_prompts_and_answers_that_are_empty_or_do_not_fit_are_refused(
+    prompts: list[list[int]], answers: list[list[int]]
+) -> None:
+    with pytest.raises(ValueError, match="each prompt needs one answer"):
+        answers_as_rollouts(prompts, answers)
