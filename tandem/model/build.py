@@ -68,14 +68,9 @@ def new_config(new: Mapping[str, object], tokenizer: PreTrainedTokenizerBase) ->
 
 
 def build_model(
-    config: PreTrainedConfig,
-    *,
-    seed: int,
-    attention: str = NAMES["sdpa"],
-    device: torch.device,
-    dtype: torch.dtype = torch.float32,
+    config: PreTrainedConfig, *, seed: int, attention: str = NAMES["sdpa"], device: torch.device
 ) -> PreTrainedModel:
-    """A model with random weights, by the architecture's own recipe, in evaluation mode.
+    """A float32 model with random weights, by the architecture's own recipe, in evaluation mode.
 
     The same seed gives the same weights on every device. PyTorch's global random numbers are left as they were.
 
@@ -84,13 +79,12 @@ def build_model(
         seed: Of the weights.
         attention: Name of the attention function, `attention_name(config.model)`.
         device: Where the weights go. They are drawn on the CPU.
-        dtype: Of the weights.
     """
     register()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # unlike torch.manual_seed, it leaves the GPUs' generators alone
         model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
-    return model.to(device=device, dtype=dtype).eval()
+    return model.to(device).eval()
 
 
 def _unknown_architecture(architecture: object, model_types: Iterable[str]) -> ModelError:

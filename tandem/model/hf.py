@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -148,7 +148,7 @@ def save_model(
     folder: Path,
     *,
     tokenizer: PreTrainedTokenizerBase,
-    weights: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None = None,
+    weights: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
@@ -161,7 +161,7 @@ def save_model(
         model: Gives the config, the names, and the weights that `weights` does not give.
         folder: Made if missing.
         tokenizer: Saved along.
-        weights: Name, as in `model.named_parameters()`, and tensor; for masters kept outside of the model.
+        weights: By name, as in `model.named_parameters()`; for masters kept outside of the model.
         dtype: Of the saved weights. None = as they are.
         max_shard_bytes: A file grows to this size at most, or to that of its only tensor.
 
@@ -170,7 +170,7 @@ def save_model(
         OSError: The folder cannot be written.
     """
     state = _own_state(model)
-    for name, tensor in dict(weights or {}).items():
+    for name, tensor in (weights or {}).items():
         if name not in state or state[name].shape != tensor.shape:
             raise ValueError(f"{name} with shape {tuple(tensor.shape)} is no weight of {type(model).__name__}")
         state[name] = tensor

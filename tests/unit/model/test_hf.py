@@ -74,7 +74,7 @@ def test_weights_from_outside_of_the_model_are_saved_in_the_asked_dtype(tmp_path
     model = _load(source)
     masters = {name: parameter.detach() * 1.01 for name, parameter in model.named_parameters()}
     tokenizer = load_tokenizer(ModelConfig(path=str(source)))
-    save_model(model, tmp_path / "saved", tokenizer=tokenizer, weights=iter(masters.items()), dtype=torch.bfloat16)
+    save_model(model, tmp_path / "saved", tokenizer=tokenizer, weights=masters, dtype=torch.bfloat16)
     again = _plain(tmp_path / "saved")
     assert json.loads((tmp_path / "saved" / "config.json").read_text())["dtype"] == "bfloat16"
     assert {parameter.dtype for parameter in again.parameters()} == {torch.bfloat16}
