@@ -137,8 +137,8 @@ class UpdateResult:
     num_updates: int  # optimizer steps taken
     num_skipped: int  # optimizer steps left out because loss or gradient was not finite
     policy_version: int
-    logprobs: Float[Tensor, "B L"] | None = None  # of the response tokens, at the last pass over each
-    ratio: Float[Tensor, "B L"] | None = None
+    logprobs: Float[Tensor, "B L"] | None = None  # at the last pass over each row; NaN in rows that were not run
+    ratio: Float[Tensor, "B L"] | None = None  # likewise, 0 outside of the loss mask
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
