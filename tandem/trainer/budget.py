@@ -10,8 +10,10 @@ from transformers import PreTrainedConfig
 
 _GIB = 1 << 30
 # Fixed, not measured: the cut into micro-batches changes last bits, and the same run must repeat them anywhere.
-_CPU_ACTIVATIONS = 2 * _GIB
+_CPU_ACTIVATIONS = _GIB  # of a micro-batch of several sequences: more is no faster
+_CPU_LONGEST = 8 * _GIB  # of one sequence, before activations are rather computed twice: a third more work
 _CUDA_SHARE = 0.3
+_CUDA_LONGEST_SHARE = 0.5
 _MIN_TOKENS, _MAX_TOKENS = 512, 65536
 
 
@@ -48,7 +50,7 @@ def plan_memory(
     micro_batch_tokens: int | Literal["auto"] = "auto",
     activation_checkpointing: bool | Literal["auto"] = "auto",
 ) -> MemoryPlan:
-    """Choose what is `auto`. Checkpointing is switched on where not even one longest sequence would fit without.
+    """Choose what is `auto`. Checkpointing is switched on where one longest sequence would take too much without.
 
     Args:
         config: The model's.
@@ -57,13 +59,14 @@ def plan_memory(
         max_sequence: Longest prompt and response together, in tokens.
         micro_batch_tokens, activation_checkpointing: What the config says.
     """
-    budget = _CPU_ACTIVATIONS
+    budget, bearable = _CPU_ACTIVATIONS, _CPU_LONGEST
     if device.type == "cuda":
-        budget = int(torch.cuda.get_device_properties(device).total_memory * _CUDA_SHARE)
+        memory = torch.cuda.get_device_properties(device).total_memory
+        budget, bearable = int(memory * _CUDA_SHARE), int(memory * _CUDA_LONGEST_SHARE)
     per_token = activation_bytes_per_token(config, dtype)
     if activation_checkpointing == "auto":
         longest = max_sequence if micro_batch_tokens == "auto" else max(max_sequence, micro_batch_tokens)
-        activation_checkpointing = per_token * longest > budget
+        activation_checkpointing = per_token * longest > bearable
     if activation_checkpointing:  # one vector per layer stays, and one layer at a time is run again
         per_token = max(1, per_token // 8)
     if micro_batch_tokens == "auto":
