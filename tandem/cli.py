@@ -36,7 +36,8 @@ Overrides = Annotated[
 def train(config_file: ConfigFile, overrides: Overrides = None) -> None:
     """Train a policy; on a run folder that holds a checkpoint, go on from it.
 
-    Ctrl-C or SIGTERM: finish the step, save, exit with 0; the same command goes on. A second one: leave at once.
+    Ctrl-C, SIGTERM, a closed terminal: finish the step, save, exit with 0; the same command goes on. Ctrl-C or
+    SIGTERM once more: leave at once.
     """
     from tandem.observe.console import Console
 
@@ -119,23 +120,30 @@ def _quiet_libraries() -> None:
 
 @contextmanager
 def _stop_on_signals() -> Iterator[Stop]:
-    """Ctrl-C and SIGTERM ask for an end after the step under way; before the first step and a second time, at once."""
+    """Ctrl-C, SIGTERM and SIGHUP ask for an end after the step under way; before the first one, or once more, at once.
+
+    Python hands a signal on between two calls: during a long one, such as a backward pass, the answer is seconds late.
+    """
+    from tandem.observe.output import lasting
     from tandem.observe.stop import Stop
 
-    stop = Stop()
+    stop, error = Stop(), lasting(sys.stderr)
 
     def handle(number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         if stop.is_set():
+            if number == signal.SIGHUP:  # a closed terminal sends it twice: the shell does, and the kernel
+                return
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         stop.set()
         if not stop.steps_begun:
-            sys.stderr.write(f"\n{name}: leaving; no step has begun, so there is nothing to save\n")
+            error.write(f"\n{name}: leaving; no step has begun, so there is nothing to save\n")
             raise SystemExit(128 + number)
-        sys.stderr.write(f"\n{name}: finishing this step, then saving and leaving. Once more to leave at once.\n")
+        error.write(f"\n{name}: finishing this step, then saving and leaving. Once more to leave at once.\n")
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    hang_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)  # nohup ignores it
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, *hang_up)}
     try:
         yield stop
     finally:

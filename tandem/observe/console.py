@@ -7,6 +7,7 @@ characters escaped.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -22,6 +23,7 @@ from rich.text import Text
 from typing_extensions import override
 
 from tandem.observe.metrics import formatted
+from tandem.observe.output import lasting
 
 SHOWN_IN_FULL = 3  # warnings of one kind, before only each tenth, hundredth, ... of it is shown
 NOTABLE_S = 2.0  # a task shorter than this leaves no line behind
@@ -92,7 +94,7 @@ class Console:
     def __init__(
         self, console: rich.console.Console | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.console = rich.console.Console(highlight=False) if console is None else console
+        self.console = rich.console.Console(file=lasting(sys.stdout), highlight=False) if console is None else console
         self.live = self.console.is_terminal
         self._clock = clock
         self._progress: Progress | None = None

@@ -82,7 +82,7 @@ def num_lines(yaml_file: Path) -> int:
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_finishes_the_step_saves_and_the_same_command_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     seldom = {"run": {"steps": 30}, "checkpoint": {"every": 0, "keep": 1}}
     whole, stopped = small_run(tmp_path / "whole", seldom), small_run(tmp_path / "stopped", seldom)
@@ -165,3 +165,16 @@ def test_ctrl_c_in_a_terminal_which_reaches_the_whole_process_group(tmp_path: Pa
     assert all(line["reward/invalid"] == 0 for line in metrics_of(tmp_path / "real" / "run")), "the rewards live on"
     assert "SIGINT: finishing this step, then saving and leaving. Once more to leave at once." in error
     assert "Stopped\n" in out
+
+
+def test_a_reader_of_the_output_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
+    file = small_run(tmp_path / "real", {"run": {"steps": 5}, "checkpoint": {"every": 0, "keep": 1}})
+    command = [sys.executable, "-m", "tandem.cli", "train", str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "starting ...\n"
+        process.stdout.close()  # as `| head -1` does
+        error = process.stderr.read()
+    assert process.returncode == 0, error
+    assert [path.name for path in complete_checkpoints(tmp_path / "real" / "run")] == ["step_000005"]
