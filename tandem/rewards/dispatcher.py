@@ -22,7 +22,8 @@ from tandem.rewards.sample import Score
 
 LOAD_TIMEOUT_S = 120.0  # to start Python and import the user's file; also to begin with a job that was sent
 ASYNC_GRACE_S = 0.5  # an event loop keeps its own time limits; it is killed when it is this late with one
-MAX_TRIES = 3  # for a job whose worker died before the function was called
+MAX_TRIES = 3  # for a job whose worker died before the function was called, and to replace a worker
+LONGEST_WAIT_S = 3600.0  # the system's wait takes no more than some weeks
 
 
 @dataclass
@@ -73,6 +74,7 @@ class Dispatcher:
         self._ringer.setblocking(False)
         self._stopping = False
         self._opened = False
+        self._failed_loads = 0  # in a row, of workers that were to replace others
 
     def submit(self, job: Job) -> None:
         """Queue a job. From any thread."""
@@ -160,7 +162,7 @@ class Dispatcher:
             case Failed():
                 raise RewardError(reply.message, remedy=reply.remedy)
             case Ready():
-                seat.loaded, self._asynchronous = True, reply.asynchronous
+                seat.loaded, self._asynchronous, self._failed_loads = True, reply.asynchronous, 0
                 if not self._opened and all(other.loaded for other in self._seats):
                     self._opened = True
                     self._board.open()
@@ -208,7 +210,7 @@ class Dispatcher:
         """Seconds until the next deadline; None if nothing is under way."""
         deadlines = [seat.load_deadline for seat in self._seats if not seat.loaded]
         deadlines += [self._deadline(job) for seat in self._seats for job in seat.jobs.values()]
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        return min(max(0.0, min(deadlines) - time.monotonic()), LONGEST_WAIT_S) if deadlines else None
 
     def _check_time(self) -> None:
         now = time.monotonic()
@@ -232,7 +234,8 @@ class Dispatcher:
         if seat.process.stdout_open:
             self._selector.unregister(seat.process.stdout)
         ending = seat.process.kill()
-        if not seat.loaded:
+        self._failed_loads += self._opened and not seat.loaded
+        if not seat.loaded and (not self._opened or self._failed_loads >= MAX_TRIES):
             output = seat.process.output_since(0)
             raise RewardError(
                 f"a reward worker {ending} while it loaded the function{': ' + output if output else ''}",

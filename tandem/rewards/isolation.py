@@ -25,7 +25,7 @@ def limit_memory(max_bytes: int) -> None:
     the process came with stays.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    max_bytes = max_bytes if hard == resource.RLIM_INFINITY else min(max_bytes, hard)
+    max_bytes = min(max_bytes, sys.maxsize if hard == resource.RLIM_INFINITY else hard)
     resource.setrlimit(resource.RLIMIT_DATA, (max_bytes, max_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

@@ -83,6 +83,11 @@ def plan_call(function: Callable[..., Any], name: str, *, options: Mapping[str, 
     given = {p.name: fields[p.name] for p in parameters if p.name in fields}
     required = [p.name for p in parameters if p.default is Parameter.empty]
     strangers = [parameter for parameter in required if parameter not in fields]
+    if any(parameter in BATCH_FIELDS for parameter in strangers):
+        raise RewardError(
+            f"reward function {name}{inspect.signature(function)} seems to take lists, of several responses at once",
+            remedy="set reward.batched=true; or give the parameters other names",
+        )
     if len(required) == len(strangers) == 2 and all(p.kind is not Parameter.KEYWORD_ONLY for p in parameters[:2]):
         given |= dict(zip(strangers, ("response", "ground_truth"), strict=True))
     elif strangers:

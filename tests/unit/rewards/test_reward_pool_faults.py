@@ -260,3 +260,29 @@ def test_root_becomes_nobody_if_nobody_can_read_what_is_needed(tmp_path: Path) -
 
     assert outcome("/", "/not there") == f"True {NOBODY} {NOBODY} {NOBODY}"
     assert outcome("/", str(secret)) == "False 0 0 0"
+
+
+@pytest.mark.parametrize(("deaths", "lives"), [(2, True), (3, False)])
+def test_a_replacement_that_is_killed_while_it_loads_is_tried_again(tmp_path: Path, deaths: int, lives: bool) -> None:
+    tmp_path.chmod(0o777)
+    loads = tmp_path / "loads"
+    file = tmp_path / "reward.py"
+    file.write_text(
+        f"import os\n"
+        f"with open({str(loads)!r}, 'a') as loads: loads.write('.')\n"
+        f"if 1 < os.path.getsize({str(loads)!r}) <= {1 + deaths}: os.kill(os.getpid(), 9)\n"
+        f"def score(response, ground_truth): return os._exit(1) if response == 'exit' else 1.0\n"
+    )
+    with start_rewards(RewardConfig(function=f"{file}:score", workers=1)) as pool:
+        tickets = [pool.submit(Sample("exit")), pool.submit(Sample("good"))]
+        if lives:
+            assert [score.value for score in pool.gather(tickets)] == [None, 1.0]
+        else:
+            with pytest.raises(RewardError, match=r"was killed by signal 9 .* while it loaded the function"):
+                pool.gather(tickets)
+
+
+def test_bounds_beyond_what_the_system_takes_are_no_bounds() -> None:
+    config = RewardConfig(function="last_number", workers=1, timeout_s=1e10, memory_gib=1e10)
+    with start_rewards(config) as pool:
+        assert [score.value for score in pool.gather([pool.submit(Sample("4", ground_truth="4"))])] == [1.0]

@@ -104,3 +104,10 @@ def test_options_that_a_function_takes() -> None:
     assert accepted_options(lambda response, **rest: 1, "mine", {"scale": 2, "other": 3}) == {"scale": 2, "other": 3}
     with pytest.raises(RewardError, match="ground_truth is a name that Tandem fills in itself"):
         plan_call(lambda response, **rest: 1, "mine", options={"ground_truth": 2}, batched=False)
+
+
+@pytest.mark.parametrize("function", [lambda responses, ground_truths: 1, lambda response, ground_truths: 1])
+def test_plural_names_without_batched_are_refused(function: Any) -> None:
+    with pytest.raises(RewardError, match="seems to take lists") as caught:
+        plan_call(function, "mine", options={}, batched=False)
+    assert "reward.batched=true" in str(caught.value.remedy)
