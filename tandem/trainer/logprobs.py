@@ -39,12 +39,20 @@ def response_logprobs(
         float32; zeros beyond the end of each response.
 
     Raises:
-        ModelError: The model was loaded with another attention.
+        ModelError: The model was loaded with another attention; or gradients are on and its weights are not float32.
     """
     if model.config._attn_implementation not in NAMES.values():
         raise ModelError(
             f"the model's attention is {model.config._attn_implementation!r}, not Tandem's",
             remedy="take the model from workers: td.start(path).model",
+        )
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+    if torch.is_grad_enabled() and dtypes - {torch.float32}:
+        raise ModelError(
+            "the model's weights are not all float32: an optimizer of your own would lose most small updates to "
+            "rounding, and what it changes is not what the workers save",
+            remedy='start them with td.start(path, config={"model": {"dtype": "float32"}}), or call this under '
+            "torch.no_grad() where you need no gradient",
         )
     policy = Policy(model, chunk_tokens=chunk_tokens)
     row = pack(rollouts, range(len(rollouts)), packing=packing, costs=policy.costs(), device=policy.device)

@@ -7,7 +7,8 @@ float32, and after each optimizer step the masters are rounded into the copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -46,12 +47,15 @@ class MasterWeights:
     def __init__(self, model: PreTrainedModel, *, body_dtype: torch.dtype, head_dtype: torch.dtype) -> None:
         self._compute: dict[str, nn.Parameter] = dict(model.named_parameters())  # a tied tensor is listed once
         self._masters: dict[str, nn.Parameter] = dict(self._compute)
+        self._is_collecting = False
         for name, original in round_weights(model, body_dtype=body_dtype, head_dtype=head_dtype).items():
             self._masters[name] = nn.Parameter(original)
             self._compute[name].register_post_accumulate_grad_hook(self._collector(name))
 
     def _collector(self, name: str) -> Callable[[Tensor], None]:
         def collect(parameter: Tensor) -> None:
+            if not self._is_collecting:
+                return
             master = self._masters[name]
             assert parameter.grad is not None
             if master.grad is None:
@@ -61,6 +65,24 @@ class MasterWeights:
             parameter.grad = None
 
         return collect
+
+    @contextmanager
+    def collecting(self) -> Generator[None]:
+        """Gradients of the block reach the masters. Those of a backward pass elsewhere stay where PyTorch puts them.
+
+        It begins without gradients, and leaves none, whatever ends it: not even those of half an update.
+        """
+        self._clear()
+        self._is_collecting = True
+        try:
+            yield
+        finally:
+            self._is_collecting = False
+            self._clear()
+
+    def _clear(self) -> None:
+        for parameter in (*self._compute.values(), *self._masters.values()):
+            parameter.grad = None
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """What the optimizer updates."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -85,15 +83,6 @@ class Optimizer:
         self.adamw = torch.optim.AdamW(
             list(self.weights.parameters()), lr=0.0, betas=self.betas, weight_decay=self.weight_decay, fused=True
         )
-
-    @contextmanager
-    def accumulating(self) -> Generator[None]:
-        """Begin without gradients, and leave none, whatever ends the block: not even those of half an update."""
-        self.adamw.zero_grad(set_to_none=True)
-        try:
-            yield
-        finally:
-            self.adamw.zero_grad(set_to_none=True)
 
     def step(self, lr: float, *, loss_is_finite: bool) -> StepOutcome:
         """Clip, update, and clear the gradients. Without a finite loss and gradient nothing changes but a counter.

@@ -39,7 +39,7 @@ def supervised_update(
     """One optimizer step on the mean negative log-prob of all response tokens; returns that mean."""
     num_tokens = int(rollouts.response_mask.sum())
     total = torch.zeros((), dtype=torch.float64)
-    with optimizer.accumulating():
+    with optimizer.weights.collecting():
         for _, row in policy.packed(rollouts, range(len(rollouts)), packing):
             logprobs, _ = policy(row, temperature=1.0, entropy_gradient=False)
             loss = -logprobs.sum() / num_tokens

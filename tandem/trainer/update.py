@@ -78,7 +78,7 @@ def update_policy(
         epochs=options.epochs,
         seed=seed,
     )
-    with optimizer.accumulating():
+    with optimizer.weights.collecting():
         for rows in order:
             active = _active_rows(batch, rows, loss) if options.skip_idle else rows
             if active:

@@ -46,6 +46,16 @@ def test_a_model_with_another_attention_is_refused_with_the_remedy() -> None:
     assert "td.start(path).model" in str(caught.value)
 
 
+def test_gradients_of_a_bfloat16_model_are_refused_with_the_remedy() -> None:
+    """A loop of one's own on it trained the head only, without a word."""
+    learner, rollouts = trainee(body_dtype=torch.bfloat16), make_rollouts()
+    with pytest.raises(ModelError, match="not all float32") as caught:
+        response_logprobs(learner.model, rollouts)
+    assert '{"model": {"dtype": "float32"}}' in str(caught.value)
+    with torch.no_grad():
+        assert response_logprobs(learner.model, rollouts).isfinite().all()
+
+
 def test_the_dtype_of_the_body_is_not_that_of_a_tied_head() -> None:
     assert body_dtype(trainee(body_dtype=torch.bfloat16).model) == torch.bfloat16
     assert body_dtype(trainee().model) == torch.float32

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
+from tandem.algorithm.losses import ClippedSurrogate
 from tandem.trainer.master_weights import MasterWeights
 from tandem.trainer.optim import Optimizer
 from tests.tiny import tiny_model
-from tests.unit.trainer.made import trainee
+from tests.unit.trainer.made import make_batch, make_rollouts, run_update, trainee
 
 BF16 = torch.bfloat16
 
@@ -65,12 +67,36 @@ def test_gradients_of_micro_batches_are_added_up_in_float32() -> None:
     learner = trainee(body_dtype=BF16)
     name = "model.layers.0.mlp.up_proj.weight"
     compute, master = learner.model.get_parameter(name), learner.weights.named()[name]
-    for scale in (256.0, 1.0, 1.0, 1.0):
-        (compute.float() * scale).sum().backward()
-        assert compute.grad is None
-    assert master.grad is not None
-    assert master.grad.dtype == torch.float32
-    assert torch.equal(master.grad, torch.full_like(master.grad, 259.0))
+    with learner.weights.collecting():
+        for scale in (256.0, 1.0, 1.0, 1.0):
+            (compute.float() * scale).sum().backward()
+            assert compute.grad is None
+        assert master.grad is not None
+        assert master.grad.dtype == torch.float32
+        assert torch.equal(master.grad, torch.full_like(master.grad, 259.0))
+    assert master.grad is None
+
+
+def test_a_backward_pass_of_ones_own_leaves_its_gradients_on_the_model() -> None:
+    learner = trainee(body_dtype=BF16)
+    name = "model.layers.0.mlp.up_proj.weight"
+    compute, master = learner.model.get_parameter(name), learner.weights.named()[name]
+    compute.float().sum().backward()
+    assert compute.grad is not None
+    assert master.grad is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+def test_an_update_begins_without_the_gradients_of_others(dtype: torch.dtype) -> None:
+    batch = make_batch(make_rollouts(), on_policy=True)
+    gradients = []
+    for left_over in (False, True):
+        learner = trainee(body_dtype=dtype, keep_gradient=True)
+        if left_over:
+            torch.stack([weight.float().sum() for weight in learner.model.parameters()]).sum().backward()
+        run_update(learner, batch, ClippedSurrogate(0.2, 0.2))
+        gradients += learner.optimizer.gradients
+    assert torch.equal(*gradients)
 
 
 def test_write_back_rounds_the_masters_into_the_model() -> None:
