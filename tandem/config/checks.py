@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from tandem.config.conflict import Conflict
 from tandem.config.display import show
 from tandem.config.evaluation import EvaluationConfig
-from tandem.config.schema import Config
+from tandem.config.schema import Config, value_of
 
 _PASS_AT_K = re.compile(r"(?:(?P<name>.+)/)?pass@(?P<k>[1-9][0-9]*)\Z")
 
 
 def contradictions(config: Config) -> list[Conflict]:
     """All settings that contradict each other, or that no run can follow."""
-    checks = (_model, _data, _sft, _rollout, _mini_batches, _old_logprobs, _reward, _evaluation)
+    checks = [_model, _data, _sft, _old_logprobs, _reward, _evaluation, _not_finite]
+    if config.data.train is not None:  # else a loop of the user's own says how many responses a step has
+        checks += [_rollout, _mini_batches]
     return [conflict for check in checks for conflict in check(config)]
 
 
@@ -95,6 +99,19 @@ def _rollout(config: Config) -> Iterator[Conflict]:
         yield Conflict(("rollout.n",), message, "set it to 2 or more; 8 is usual")
 
 
+def _not_finite(config: Config) -> Iterator[Conflict]:
+    for key in ("reward.options", "data.chat_template_options", "model.new"):
+        if _has_not_finite(value_of(config, key)):
+            message = "holds .inf or .nan, and the run's own config could not keep it"
+            yield Conflict((key,), message, "write a number, or the text '.inf' or '.nan' in quotes")
+
+
+def _has_not_finite(value: Any) -> bool:
+    if isinstance(value, dict | list | tuple):
+        return any(map(_has_not_finite, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, float) and not math.isfinite(value)
+
+
 def _mini_batches(config: Config) -> Iterator[Conflict]:
     mini_batch, responses = config.trainer.mini_batch_responses, responses_per_step(config)
     if mini_batch is None or responses % mini_batch == 0:
@@ -116,7 +133,7 @@ def _old_logprobs(config: Config) -> Iterator[Conflict]:
     key, choice = "algorithm.old_logprobs", config.algorithm.old_logprobs
     remedy = f"set {key}=recompute, or auto"
     updates = updates_per_step(config)
-    if choice == "update" and updates > 1:
+    if choice == "update" and updates > 1 and config.data.train is not None:
         message = f"is update, which needs one update per step, but a step has {updates}"
         keys = (key, "trainer.update_epochs", "trainer.mini_batch_responses", "data.prompts_per_step", "rollout.n")
         yield Conflict(keys, message, remedy)

@@ -17,5 +17,9 @@ class ClusterConfig(Section):
         "auto", description="Only algorithms that repeat to the bit; slower on a GPU. auto = true on a CPU."
     )
     threads: Count | Auto = Field(
-        "auto", description="CPU threads of the worker; another number can change last bits. auto = all CPUs."
+        "auto",
+        description=(
+            "CPU threads of the worker, whatever OMP_NUM_THREADS says; another number can change last bits. "
+            "auto = all CPUs."
+        ),
     )

@@ -26,6 +26,7 @@ _BOOL = re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z")
 _NULL = re.compile(r"(?:null|Null|NULL|~|)\Z")
 _PATTERNS = {"null": _NULL, "bool": _BOOL, "int": _INT, "float": _FLOAT}
 _TAG = "tag:yaml.org,2002:"
+COMMAND_LINE = "command line"
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,12 @@ class Given:
         around = (self.places[path[:end]] for end in range(len(path) - 1, 0, -1) if path[:end] in self.places)
         found = next(inside, None) or next(around, None)
         return Place(found.where) if found else None
+
+    def is_override(self, key: str) -> bool:
+        """True where the value of the dotted key, or without one the first key inside of it, is the command line's."""
+        path = tuple(key.split("."))
+        own = [place.where for other, place in self.places.items() if other[: len(path)] == path]
+        return own[:1] == [COMMAND_LINE]
 
     def where(self, path: KeyPath) -> str | None:
         """In words, the place of `path`."""
@@ -111,15 +118,17 @@ def read_text(text: str, name: str) -> Given:
 
 
 def read_value(text: str, path: KeyPath, given: Given) -> Any:
-    """Read the value of `a.b=value` from the command line: YAML, but mappings and lists only in {} and [].
+    """Read the value of `a.b=value` from the command line: YAML where it is all in {}, [] or quotes.
 
-    What cannot be read is noted in `given.problems`, and the text itself is returned.
+    Anything else is a number, true, false, null, or a text as it stands, ` #` and `: ` included. What cannot be read
+    is noted in `given.problems`, and the text itself is returned.
     """
-    where = "command line"
-    node = _compose(text, where, given, key=".".join(path))
-    is_block = isinstance(node, MappingNode | SequenceNode) and not node.flow_style
-    if node is None or is_block:  # such as `Answer: a number`, meant as it stands
-        given.places[path] = Place(where, text)
+    where, bare = COMMAND_LINE, text.strip()
+    given.places[path] = Place(where, text)
+    if not bare.startswith(("{", "[", '"', "'")):
+        return _convert(scalar_kind(bare), bare) if bare and scalar_kind(bare) != "str" else text
+    node = _compose(bare, where, given, key=".".join(path))
+    if node is None or node.end_mark.index < len(bare):  # the rest would be lost as a comment
         return text
     given.places[path] = Place(where, node.value if isinstance(node, ScalarNode) else None)
     return _Reader(given, None).value(node, path)
@@ -180,7 +189,7 @@ class _Reader:
         return _convert(kind, node.value)
 
     def _where(self, node: Node) -> str:
-        return f"{self.name}:{node.start_mark.line + 1}" if self.name else "command line"
+        return f"{self.name}:{node.start_mark.line + 1}" if self.name else COMMAND_LINE
 
     def _problem(self, path: KeyPath, node: Node, message: str, remedy: str | None = None) -> None:
         self.given.problems.append(Problem(".".join(path) or "YAML", message, remedy, self._where(node)))

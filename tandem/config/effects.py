@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tandem.config.conflict import Conflict
+from tandem.config.document import Given
 from tandem.config.presets import PRESETS
 from tandem.config.schema import Config, value_of
 
@@ -23,18 +24,30 @@ class _Idle:
     reason: str
     remedy: str
 
+    def stated(self, config: Config) -> list[str]:
+        return [key for key in self.keys if is_stated(config, key)]
+
 
 def without_effect(config: Config) -> list[Conflict]:
     """All settings that are given and change nothing."""
     conflicts = []
     for idle in _idle(config):
-        stated = [key for key in idle.keys if is_stated(config, key)]
+        stated = idle.stated(config)
         if stated:
-            others = f" (nor have {', '.join(stated[1:])})" if stated[1:] else ""
+            others = f" (nor {'have' if stated[2:] else 'has'} {', '.join(stated[1:])})" if stated[1:] else ""
             message = f"has no effect{others}: {idle.reason}"
             remedy = f"{idle.remedy}, or leave {'them' if others else 'it'} out"
             conflicts.append(Conflict((*stated, idle.decided_by), message, remedy))
     return conflicts
+
+
+def without_overruled(config: Config, given: Given) -> Config:
+    """`config` without the file's settings that a choice on the command line takes the effect from: it is later."""
+    for idle in _idle(config):
+        if given.is_override(idle.decided_by):
+            for section, name in (key.split(".") for key in idle.stated(config) if not given.is_override(key)):
+                config = Config.model_validate(config.model_dump(exclude={section: {name}}))
+    return config
 
 
 def is_stated(config: Config, key: str) -> bool:

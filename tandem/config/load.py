@@ -12,7 +12,7 @@ from tandem.config.checks import contradictions, missing
 from tandem.config.conflict import Conflict
 from tandem.config.display import quote
 from tandem.config.document import Given, Place, read_file, read_value, write_text
-from tandem.config.effects import without_effect
+from tandem.config.effects import without_effect, without_overruled
 from tandem.config.presets import PRESETS
 from tandem.config.problems import unfit_value, unknown_keys
 from tandem.config.schema import SECTIONS, Config
@@ -101,6 +101,7 @@ def _apply_override(given: Given, override: str) -> None:
 
 
 def _build(given: Given, *, need_data: bool, need_reward: bool) -> Config:
+    _choose_model(given)
     unknown = unknown_keys(given)
     problems = [*given.problems, *unknown.problems]
     _apply_preset(given)
@@ -108,7 +109,7 @@ def _build(given: Given, *, need_data: bool, need_reward: bool) -> Config:
     for name in SECTIONS:
         sections[name], section_problems = _read_section(name, given)
         problems += section_problems
-    config = Config.model_validate(sections)
+    config = without_overruled(Config.model_validate(sections), given)
     broken = unknown.meant | {problem.key for problem in problems}
     conflicts = [
         *missing(config, need_data=need_data, need_reward=need_reward),
@@ -126,6 +127,20 @@ def _reading_order(problem: Problem) -> tuple[bool, bool, int]:
     """By line of the file, then the command line, then what is missing."""
     _, _, line = (problem.where or "").rpartition(":")
     return problem.where is None, not line.isdigit(), int(line) if line.isdigit() else 0
+
+
+def _choose_model(given: Given) -> None:
+    """model.path on the command line takes the place of the file's model.new and its tokenizer, and the reverse."""
+    model = given.values.get("model")
+    if not isinstance(model, dict):
+        return
+    for chosen, replaced in (("path", ("new", "tokenizer")), ("new", ("path",))):
+        other = replaced[0]
+        is_chosen = model.get(chosen) is not None and given.is_override(f"model.{chosen}")
+        if is_chosen and model.get(other) is not None and not given.is_override(f"model.{other}"):
+            for key in replaced:
+                if not given.is_override(f"model.{key}"):
+                    model.pop(key, None)
 
 
 def _apply_preset(given: Given) -> None:

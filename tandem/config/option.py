@@ -136,4 +136,4 @@ def _limit(item: Any) -> str:
 
 
 def _bound(value: Any) -> str:
-    return "2^63" if value == 2**63 else show(value)
+    return "2^62" if value == 2**62 else show(value)

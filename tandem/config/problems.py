@@ -160,7 +160,10 @@ def _suggestion(path: KeyPath, value: Any) -> tuple[str, tuple[str, ...]]:
         near = difflib.get_close_matches(section, SECTIONS, n=1)
         return (f"did you mean the section {near[0]}?", ()) if near else (f"the sections are {', '.join(SECTIONS)}", ())
     same_name = tuple(known for known in leaf_keys() if known.endswith(f".{last}"))
-    if last in _SYNONYMS:
+    joined = tuple(known for known in leaf_keys() if known.replace(".", "_") == key.replace(".", "_"))  # data_epochs
+    if joined:
+        same_name = joined
+    elif last in _SYNONYMS:
         same_name = (_SYNONYMS[last],)
     if not same_name:
         same_name = _near(section, last)

@@ -14,8 +14,9 @@ from tandem.config.schema import SECTIONS
 
 _INTRODUCTION = """\
 One YAML file per run, one section per part, and `a.b=c` on the command line on top of it. There is no inclusion,
-no interpolation and no environment variable. Values on the command line are YAML, too: `rollout.n=4`,
-`rollout.stop=["###"]`, `model.tokenizer={characters: "0123456789+= "}`, `rollout.top_k=null`.
+no interpolation and no environment variable. Values on the command line are YAML where they stand in `[]`, `{}` or
+quotes, such as `rollout.stop=["###"]` and `model.tokenizer={characters: "0123456789+= "}`; others are numbers, `true`,
+`false`, `null`, or texts as they stand: `rollout.n=4`, `rollout.top_k=null`, `data.system_prompt=Answer after ####`.
 A run's folder keeps the config with every `auto` that was decided, in `config.yaml`."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from tandem.config.checks import contradictions, updates_per_step
@@ -42,9 +43,10 @@ def resolve_config(config: Config, *, num_cpus: int, has_cuda: bool, name: str =
     }
     attention = "sdpa" if config.model.attention == "auto" else config.model.attention
     model = config.model.model_copy(update={"dtype": dtype, "attention": attention})
+    folder = str(Path(config.run.folder or f"runs/{name}").expanduser())
     resolved = config.model_copy(
         update={
-            "run": config.run.model_copy(update={"folder": config.run.folder or f"runs/{name}"}),
+            "run": config.run.model_copy(update={"folder": folder}),
             "model": model,
             "cluster": config.cluster.model_copy(update=cluster),
         }

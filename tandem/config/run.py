@@ -8,7 +8,7 @@ from pydantic import Field
 
 from tandem.config.section import Count, Section, Text
 
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Seed = Annotated[int, Field(ge=0, lt=2**62)]
 
 
 class RunConfig(Section):

@@ -24,7 +24,8 @@ class TrainerConfig(Section):
     )
     update_epochs: Count = Field(1, description="Passes over the responses of one step.")
     micro_batch_tokens: Count | Auto = Field(
-        "auto", description="Most tokens in one forward pass; changes memory and speed only. auto = by free memory."
+        "auto",
+        description="Most tokens in one forward pass; changes memory and speed only. auto = by the model's shape.",
     )
     packing: Auto | Literal["shared_prefix", "varlen", "none"] = Field(
         "auto",

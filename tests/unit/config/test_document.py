@@ -100,9 +100,20 @@ def test_a_file_that_cannot_be_read_is_a_problem_that_says_why(tmp_path: Path):
         ("- x", "- x"),
         ("#1", "#1"),
         ('"a: b"', "a: b"),
+        ("'#'", "#"),
+        (" 1e-5", 1e-5),
+        ("~", None),
+        ("true", True),
+        ("Put the answer after #### at the end", "Put the answer after #### at the end"),
+        ('"Yes" # or no', '"Yes" # or no'),
+        ("[a] # b", "[a] # b"),
+        ("---", "---"),
+        ("%a", "%a"),
+        ("a\nb", "a\nb"),
+        ("  ", "  "),
     ],
 )
-def test_values_of_the_command_line_are_yaml_in_one_line(text: str, value: object):
+def test_values_of_the_command_line_are_yaml_in_brackets_and_quotes_and_plain_otherwise(text: str, value: object):
     given = Given()
     assert read_value(text, ("a", "b"), given) == value
     assert given.where(("a", "b")) == "command line"

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tandem.config import load_config
+from tandem.config import load_config, to_yaml
 from tandem.errors import ConfigError
 
 ENOUGH = ("model.path=Qwen/Qwen3-0.6B", "data.train=train.parquet", "reward.function=exact_match")
@@ -40,10 +42,31 @@ def test_keys_without_effect_for_the_same_reason_are_one_problem():
         load_config(None, [*ENOUGH, "evaluation.n=4", "evaluation.patience=2"])
     (problem,) = caught.value.problems
     assert str(problem) == (
-        "command line: evaluation.n: has no effect (nor have evaluation.patience): there is nothing to evaluate on\n"
+        "command line: evaluation.n: has no effect (nor has evaluation.patience): there is nothing to evaluate on\n"
         "      -> give evaluation.data, or leave them out"
     )
 
 
 def test_a_value_that_is_the_default_anyway_is_no_problem():
     load_config(None, [*ENOUGH, "algorithm.kl_estimator=k3", "evaluation.every=10", "trainer.lr_final=0"])
+
+
+def test_what_the_command_line_switches_off_takes_the_files_settings_along(tmp_path: Path):
+    path = tmp_path / "run.yaml"
+    path.write_text("evaluation: {data: held.jsonl, every: 5, n: 4}\ntrainer: {lr_schedule: linear, lr_final: 0.1}\n")
+    config = load_config(path, [*ENOUGH, "evaluation.data=null", "trainer.lr_schedule=constant"])
+    assert (config.evaluation.data, config.evaluation.every, config.trainer.lr_final) == (None, 10, 0.0)
+    path.write_text(to_yaml(config))
+    assert load_config(path) == config
+    with pytest.raises(
+        ConfigError, match=r"evaluation\.n: has no effect \(nor have evaluation\.temperature, evaluation"
+    ):
+        overrides = ["evaluation.temperature=0.5", "evaluation.n=2", "evaluation.patience=1"]
+        load_config(path, [*ENOUGH, "evaluation.data=null", *overrides])
+
+
+def test_a_file_that_switches_off_what_it_sets_is_refused(tmp_path: Path):
+    path = tmp_path / "run.yaml"
+    path.write_text("evaluation:\n  data:\n  every: 5\n")
+    with pytest.raises(ConfigError, match=r"evaluation\.every: has no effect: "):
+        load_config(path, [*ENOUGH, "evaluation={n: 1}"])

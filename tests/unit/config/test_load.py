@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.config import Config, config_from_dict, load_config, to_yaml
+from tandem.config import Config, config_from_dict, load_config, resolve_config, to_yaml
 from tandem.errors import ConfigError
 
 ENOUGH = ("model.path=Qwen/Qwen3-0.6B", "data.train=train.parquet", "reward.function=exact_match")
@@ -187,3 +187,40 @@ def test_a_config_survives_writing_and_reading(tmp_path: Path):
     path.write_text(to_yaml(config))
     assert load_config(path) == config
     assert list(Config.model_fields) == [line[:-1] for line in to_yaml(config).splitlines() if line[:1].strip()]
+
+
+def test_a_model_chosen_on_the_command_line_takes_the_place_of_the_files(tmp_path: Path):
+    path = tmp_path / "run.yaml"
+    new = '{architecture: Qwen3ForCausalLM}, tokenizer: {characters: "01"}'
+    path.write_text(f"model: {{new: {new}, dtype: float32}}\n")
+    config = load_config(path, ENOUGH)
+    assert (config.model.path, config.model.new, config.model.tokenizer) == ("Qwen/Qwen3-0.6B", None, None)
+    assert config.model.dtype == "float32"
+    assert load_config(path, [*ENOUGH, "model.tokenizer=other"]).model.tokenizer == "other"
+
+    path.write_text("model: {path: old, tokenizer: other}\n")
+    config = load_config(path, [*ENOUGH[1:], "model.new.architecture=Qwen3ForCausalLM"])
+    assert (config.model.path, config.model.tokenizer) == (None, "other")
+
+    path.write_text(f"model: {{path: old, new: {new}}}\n")
+    problem = "run.yaml:1: model.new: is given, and model.path too\n      -> keep one: load a model, or build one"
+    assert problems_of(path.read_text(), *ENOUGH[1:], folder=tmp_path) == [problem]
+
+
+def test_a_name_with_an_underscore_in_place_of_the_dot_is_that_key():
+    with pytest.raises(ConfigError, match=r"data_epochs: there is no such key\n.*did you mean data\.epochs\?$"):
+        load_config(None, [*ENOUGH, "data_epochs=2"])
+
+
+def test_without_data_a_loop_of_the_users_own_says_what_a_step_is():
+    values = {"trainer": {"mini_batch_responses": 12}, "algorithm": {"old_logprobs": "update"}, "rollout": {"n": 1}}
+    model = {"model": {"path": "Qwen/Qwen3-0.6B"}}
+    config = config_from_dict({**values, **model}, need_data=False, need_reward=False)
+    assert config.trainer.mini_batch_responses == 12
+    assert resolve_config(config, num_cpus=1, has_cuda=False).rollout.n == 1
+
+
+@pytest.mark.parametrize("key", ["reward.options", "data.chat_template_options", "model.new"])
+def test_free_options_hold_finite_numbers(key: str, tmp_path: Path):
+    with pytest.raises(ConfigError, match=rf"{key}: holds \.inf or \.nan"):
+        load_config(None, [*ENOUGH[key == "model.new" :], f"{key}={{architecture: x, k: [{{a: .nan}}]}}"])

@@ -22,6 +22,10 @@ def test_on_a_cpu_everything_is_exact():
     assert config.run.folder == "runs/sums"
 
 
+def test_a_run_folder_in_the_home_folder():
+    assert resolved("run.folder=~/runs/sums").run.folder == str(Path.home() / "runs" / "sums")
+
+
 def test_on_a_gpu_the_computation_is_in_bfloat16():
     config = resolved(has_cuda=True)
     assert (config.cluster.device, config.cluster.deterministic, config.model.dtype) == ("cuda", False, "bfloat16")

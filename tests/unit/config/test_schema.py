@@ -54,7 +54,7 @@ def test_importing_the_config_imports_no_torch():
         ("trainer.betas", "list of 2 numbers", "each >= 0, < 1", "[0.9, 0.999]"),
         ("trainer.micro_batch_tokens", "integer | auto", ">= 1", "auto"),
         ("trainer.lr", "number", "> 0", "1e-6"),
-        ("run.seed", "integer", ">= 0, < 2^63", "0"),
+        ("run.seed", "integer", ">= 0, < 2^62", "0"),
         ("cluster.deterministic", "true | false | auto", "", "auto"),
         ("model.tokenizer", "text | {characters: text} | null", "", "null"),
         ("data.train", "text | list of {path: text, weight: number} | null", "", "null"),
