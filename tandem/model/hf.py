@@ -24,7 +24,7 @@ from transformers import (
 from tandem.config.model import ModelConfig
 from tandem.errors import ModelError
 from tandem.model.attention import NAMES, register
-from tandem.model.source import foreign_code, resolve_model_path
+from tandem.model.source import check_hub_name, foreign_code, resolve_model_path
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # that a config can name
 MAX_SHARD_BYTES = 5 * 10**9
@@ -39,6 +39,8 @@ def read_config(config: ModelConfig) -> PreTrainedConfig:
     if config.path is None:
         raise ModelError("no model is given", remedy="set model.path or model.new")
     path = resolve_model_path(config.path)
+    if isinstance(path, str):
+        check_hub_name(path)
     try:
         fields, _ = PreTrainedConfig.get_config_dict(path)
         known = fields.get("model_type") in CONFIG_MAPPING
@@ -51,11 +53,8 @@ def read_config(config: ModelConfig) -> PreTrainedConfig:
             )
         model_config = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
     except (OSError, ValueError) as error:
-        on_hub = isinstance(path, str)
         raise ModelError(
-            f"model.path: {config.path!r} is no folder in {Path.cwd()}, and as a name on the hub it fails: {error}"
-            if on_hub
-            else f"model.path: no model can be read from {config.path!r}: {error}",
+            f"model.path: no model can be read from {config.path!r}: {error}",
             remedy="give a Hugging Face model folder, a run folder, a checkpoint, or a hub name that can be reached",
         ) from error
     return without_dropout(model_config)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HTTPError, RepositoryNotFoundError
+
 from tandem.errors import ModelError
 
+_HUB_TIMEOUT_S = 10
 _STEP = re.compile(r"step_(\d{6,})")  # a checkpoint has this name only once it is complete
 
 
@@ -52,6 +56,29 @@ def resolve_model_path(path: str | Path, *, key: str = "model.path") -> Path | s
             remedy="let it run until its first checkpoint (checkpoint.every), or give another model",
         )
     raise _no_model(folder, key)
+
+
+def check_hub_name(name: str, key: str = "model.path") -> None:
+    """Ask the hub once whether it has this name, unless it has been loaded before: a mistyped folder looks like one.
+
+    transformers would try for more than a minute. Of a hub that is too busy to answer nothing is said.
+
+    Raises:
+        ModelError: The hub does not know the name, or cannot be reached.
+    """
+    if any(isinstance(try_to_load_from_cache(name, file), str) for file in ("config.json", "tokenizer_config.json")):
+        return
+    try:
+        HfApi().model_info(name, timeout=_HUB_TIMEOUT_S)
+    except (HTTPError, OSError, ValueError) as error:
+        is_unknown = isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError)
+        if isinstance(error, HfHubHTTPError) and not is_unknown:
+            return
+        reason = "the hub has no such model" if is_unknown else f"the hub cannot be reached: {error}"
+        raise ModelError(
+            f"{key}: {name!r} is no folder in {Path.cwd()}, and as a name on the hub it fails: {reason}",
+            remedy="give a Hugging Face model folder, a run folder, a checkpoint, or a hub name that can be reached",
+        ) from error
 
 
 def weights_problems(folder: Path | str) -> list[ModelError]:

@@ -8,7 +8,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from tandem.config.model import CharacterTokenizer, ModelConfig
 from tandem.errors import ModelError
-from tandem.model.source import foreign_code, resolve_model_path
+from tandem.model.source import check_hub_name, foreign_code, resolve_model_path
 
 PAD_TOKEN = "<pad>"
 EOS_TOKEN = "<eos>"
@@ -65,7 +65,10 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
             "model.new needs a tokenizer, and model.tokenizer is not given",
             remedy='name a folder or hub model, or build one: tokenizer: {characters: "0123456789+= "}',
         )
-    path = str(resolve_model_path(name, key=key))
+    found = resolve_model_path(name, key=key)
+    if isinstance(found, str):
+        check_hub_name(found, key)
+    path = str(found)
     try:
         if get_tokenizer_config(path).get("tokenizer_class") in _AS_IT_STANDS:
             tokenizer: PreTrainedTokenizerBase | None = PreTrainedTokenizerFast.from_pretrained(path)

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tandem.config.model import ModelConfig
 from tandem.errors import ModelError
-from tandem.model.source import resolve_model_path, weights_problems
+from tandem.model.hf import read_config
+from tandem.model.source import check_hub_name, resolve_model_path, weights_problems
+from tandem.model.tokenizer import load_tokenizer
 
 
 def _model(folder: Path) -> Path:
@@ -44,6 +47,25 @@ def test_a_run_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "gpt2"])
 def test_a_hub_name_is_returned_as_it_is(name: str) -> None:
     assert resolve_model_path(name) == name
+
+
+@pytest.mark.parametrize("name", ["work/nope", "nope"])
+def test_a_name_that_the_hub_cannot_tell_of_is_no_folder_in_the_first_place(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as error:
+        check_hub_name(name, "model.tokenizer")
+    start = f"model.tokenizer: {name!r} is no folder in {Path.cwd()}, and as a name on the hub it fails: the hub cannot"
+    assert error.value.message.startswith(start)
+    for load in (read_config, load_tokenizer):
+        with pytest.raises(ModelError, match=f"^model.path: {name!r} is no folder in "):
+            load(ModelConfig(path=name))
+
+
+def test_a_model_that_was_loaded_before_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = _model(tmp_path / "models--org--known" / "snapshots" / ("0" * 40))
+    (tmp_path / "models--org--known" / "refs").mkdir()
+    (tmp_path / "models--org--known" / "refs" / "main").write_text(snapshot.name)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    check_hub_name("org/known")
 
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "./missing", "a/b/c", "~/missing-model"])
