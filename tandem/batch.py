@@ -150,3 +150,4 @@ class Evaluation:
     metrics: Mapping[str, float]
     num_prompts: int
     num_invalid: int = 0
+    problem: str | None = None  # the first response without a reward, and why

@@ -14,6 +14,7 @@ from tandem.config.data import DataConfig
 from tandem.config.evaluation import EvaluationConfig
 from tandem.data.prompts import load_prompts
 from tandem.hybrid.workers import Workers
+from tandem.observe.sample_text import first_problem
 from tandem.rewards.pool import RewardPool
 
 _SEED_OFFSET = 0x5EED  # other noise than that of training
@@ -56,17 +57,18 @@ def evaluate(
         is left out and counted, a prompt without any, too.
     """
     parts: list[_Part] = []
-    num_invalid = 0
+    num_invalid, problem = 0, None
     with workers.rollout_phase(timed_as="evaluation") as engine:
         options = engine.options(step=step, n=config.n, temperature=config.temperature, seed=seed + _SEED_OFFSET)
         for name, prompts in held_out.items():
             rollouts, rewards = collect(engine, prompts, reward_fn, options)
             num_invalid += rewards.num_invalid
+            problem = problem or first_problem(rollouts, rewards)
             parts += _parts(name, rollouts, rewards)
     metrics: dict[str, float] = {}
     for prefix in sorted({prefix for part in parts for prefix in part.prefixes}):
         metrics |= _summary(prefix, [part for part in parts if prefix in part.prefixes], config)
-    return Evaluation(step=step, metrics=metrics, num_prompts=len(parts), num_invalid=num_invalid)
+    return Evaluation(step=step, metrics=metrics, num_prompts=len(parts), num_invalid=num_invalid, problem=problem)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tandem.hybrid.workers import Workers
-from tandem.observe.run import Run
+from tandem.observe.run import Run, evaluation_text
 from tandem.prepare import Plan
 
 
@@ -18,9 +18,11 @@ def show_start(run: Run, workers: Workers, plan: Plan, done: int) -> None:
     rollout, algorithm, trainer, cluster = config.rollout, config.algorithm, config.trainer, config.cluster
     responses = config.data.prompts_per_step * rollout.n
     dropped = f", {plan.prompts.num_dropped} left out: too long" if plan.prompts.num_dropped else ""
+    raw = ", texts as they stand (the model has a chat template: data.chat_template=always uses it)"
     table = {
         "model": f"{name}: {facts.architecture}, {_count(facts.num_parameters)} parameters, {config.model.dtype}",
-        "prompts": f"{len(plan.prompts):,}, at most {config.data.max_prompt_length} tokens each{dropped}",
+        "prompts": f"{len(plan.prompts):,}, at most {config.data.max_prompt_length} tokens each{dropped}"
+        f"{raw if plan.prompts.has_raw_despite_template else ''}",
         "step": f"{config.data.prompts_per_step} prompts x {rollout.n} responses, "
         f"at most {rollout.max_response_length} tokens each, temperature {rollout.temperature:g}",
         "update": f"{_updates(responses, trainer.mini_batch_responses, trainer.update_epochs)}, lr {trainer.lr:g} "
@@ -39,7 +41,10 @@ def show_start(run: Run, workers: Workers, plan: Plan, done: int) -> None:
     }
     run.console.start("Tandem", table)
     if done >= plan.num_steps:
-        run.console.note(f"The run has reached step {done} already: nothing is left to train. run.steps=... goes on.")
+        run.console.note(
+            f"The run has reached step {done} already: nothing is left to train. "
+            "run.steps=... goes on, run.folder=... starts anew."
+        )
 
 
 def show_end(run: Run) -> None:
@@ -48,10 +53,9 @@ def show_end(run: Run) -> None:
     best = run.best
     table: dict[str, str] = {}
     if best.before:
-        table[f"{metric} before"] = f"{best.before.get(metric, float('nan')):.3f}"
-    if best.latest:
-        error = best.latest.get(f"{metric}_stderr", float("nan"))
-        table[f"{metric} after"] = f"{best.latest[metric]:.3f} ± {error:.3f} (step {best.latest_step})"
+        table[f"{metric} before"] = evaluation_text(best.before, metric)
+    if best.latest_step > 0:
+        table[f"{metric} after"] = f"{evaluation_text(best.latest, metric)} (step {best.latest_step})"
     if best.step is not None:
         table["best"] = f"{best.value:.3f} at step {best.step}"
     table["run"] = str(run.folder)
@@ -63,7 +67,7 @@ def show_end(run: Run) -> None:
     next_steps = [
         *again,
         f"use the model: {tandem} export {run.folder} --to my-model",
-        f"change anything: {tandem} train RUN.yaml trainer.lr=1e-5 run.folder=runs/other",
+        "change anything: add options to the command, such as trainer.lr=1e-5 run.folder=runs/other",
         f"all options: {tandem} config",
     ]
     run.console.finish(title, table, next_steps)

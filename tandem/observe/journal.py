@@ -12,6 +12,9 @@ from typing import Any
 
 from tandem.errors import CheckpointError
 
+_DEEPEST = 100  # levels of a value that are written; one that holds itself has no end
+_MOST_BITS = 10_000  # of an integer: Python shows 4300 digits at most
+
 
 class Journal:
     """Appends one object a step to a file, all of it or nothing. No line is kept in memory."""
@@ -55,8 +58,11 @@ class Journal:
 
 
 def as_json(value: Any) -> str:
-    """Strict JSON: NaN and infinity, which it does not have, become null; what is no JSON is shown by its repr."""
-    text = json.dumps(_finite(value), allow_nan=False, ensure_ascii=False, default=repr)
+    """Strict JSON: NaN and infinity, which it does not have, become null; what is no JSON is shown by its repr.
+
+    A value without an end, or a number with more digits than Python shows, becomes the name of its type.
+    """
+    text = json.dumps(_finite(value), allow_nan=False, ensure_ascii=False, default=_shown)
     return text.encode(errors="backslashreplace").decode()  # half of a surrogate pair becomes JSON's escape for it
 
 
@@ -64,7 +70,8 @@ def cannot_write(path: Path, error: OSError) -> CheckpointError:
     """The error for a file of the run that cannot be written."""
     return CheckpointError(
         f"cannot write {path}: {error.strerror or error}",
-        remedy="make room or give rights there, then start the same command again: the run goes on from its checkpoint",
+        remedy="make room or give rights there, then start the same command again: it goes on from the last checkpoint, "
+        "if there is one",
     )
 
 
@@ -90,11 +97,22 @@ def _is_up_to(line: bytes, step: int) -> bool:
     return isinstance(row, dict) and isinstance(row.get("step"), int) and row["step"] <= step
 
 
-def _finite(value: Any) -> Any:
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):
+        return f"<{type(value).__name__}>"
+
+
+def _finite(value: Any, around: tuple[int, ...] = ()) -> Any:
+    """`around`: the ids of what `value` lies in."""
+    is_endless = id(value) in around or len(around) > _DEEPEST
+    if is_endless or (isinstance(value, int) and value.bit_length() > _MOST_BITS):
+        return f"<{type(value).__name__}>"
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): _finite(item, (*around, id(value))) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [_finite(item) for item in value]
+        return [_finite(item, (*around, id(value))) for item in value]
     return value

@@ -22,12 +22,11 @@ from tandem.observe.folder import RunFolder
 from tandem.observe.invalid import STEPS_IN_A_ROW, InvalidRewards
 from tandem.observe.metrics import formatted
 from tandem.observe.rollout_log import RolloutLog
+from tandem.observe.sample_text import first_problem
 from tandem.observe.step_metrics import evaluation_metrics, num_tokens, peak_memory_bytes, step_metrics
 from tandem.observe.stop import Stop
 from tandem.observe.timing import Timing
 from tandem.observe.trackers import Trackers, check_trackers, start_trackers
-
-SAMPLE_CHARS = 300  # of a prompt or a response, in a warning
 
 
 class Run:
@@ -164,7 +163,9 @@ class Run:
         self.best.observe(evaluation)
         seconds = self._timing.take()["timing_s/evaluation"]
         self._write(0, {**evaluation_metrics(evaluation), "timing_s/evaluation": seconds})
-        self.console.note(f"before the first step: {self.best.metric} {evaluation_text(evaluation, self.best.metric)}")
+        self.console.note(
+            f"before the first step: {self.best.metric} {evaluation_text(evaluation.metrics, self.best.metric)}"
+        )
         self._warn_of_evaluation(evaluation)
 
     def log(
@@ -241,7 +242,7 @@ class Run:
 
     def _warn(self, step: int, rollouts: Rollouts, rewards: Rewards, update: UpdateResult) -> None:
         if rewards.num_invalid:
-            detail = _first_problem(rollouts, rewards)
+            detail = first_problem(rollouts, rewards) or ""
             message = f"step {step}: {rewards.num_invalid} of {len(rollouts)} responses have no reward"
             self.console.warn("invalid rewards", message, detail)
         if update.num_skipped:
@@ -252,15 +253,16 @@ class Run:
         share = self.config.reward.max_invalid_share
         return RewardError(
             f"in step {step}, the {STEPS_IN_A_ROW}rd in a row, {rewards.num_invalid} of {len(rollouts)} responses have "
-            f"no reward, more than reward.max_invalid_share={share:g}; the first:\n{_first_problem(rollouts, rewards)}",
-            remedy="mend the reward function, then the same command goes on from the last checkpoint; to train "
-            "without these rewards, raise reward.max_invalid_share (with run.allow_changes=true)",
+            f"no reward, more than reward.max_invalid_share={share:g}; the first:\n{first_problem(rollouts, rewards)}",
+            remedy="mend the reward function, then start the same command again: it goes on from the last checkpoint, "
+            "if there is one; to train without these rewards, raise reward.max_invalid_share (with "
+            "run.allow_changes=true)",
         )
 
     def _warn_of_evaluation(self, evaluation: Evaluation) -> None:
         if evaluation.num_invalid:
             message = f"step {evaluation.step}: {evaluation.num_invalid} responses of the evaluation have no reward"
-            self.console.warn("invalid rewards in evaluation", message)
+            self.console.warn("invalid rewards in evaluation", message, evaluation.problem or "")
 
     def _show_changes(self) -> None:
         if self._folder.changed:
@@ -268,30 +270,10 @@ class Run:
                 self.console.note(f"changed since the run began: {change}")
 
 
-def evaluation_text(evaluation: Evaluation, metric: str) -> str:
+def evaluation_text(metrics: Mapping[str, float], metric: str) -> str:
     """A metric of an evaluation for people, with its standard error where there is one."""
-    error = evaluation.metrics.get(f"{metric}_stderr", math.nan)
-    value = formatted(f"eval/{metric}", evaluation.metrics[metric])
-    return f"{value} ± {error:.3f}" if math.isfinite(error) else value
-
-
-def _first_problem(rollouts: Rollouts, rewards: Rewards) -> str:
-    row = min(rewards.problems, default=None)
-    return "" if row is None else sample_text(rollouts, row, rewards.problems[row])
-
-
-def sample_text(rollouts: Rollouts, row: int, problem: str) -> str:
-    """A response that something is wrong with, for people: prompt, response, ground truth, problem."""
-    prompt = rollouts.prompt_of(row)
-    parts = {
-        "prompt": _shortened(prompt.text),
-        "response": _shortened(rollouts.texts[row]),
-        "ground truth": _shortened(str(prompt.ground_truth)),
-        "problem": problem,
-    }
-    return "\n".join(f"{name}: {text}" for name, text in parts.items())
-
-
-def _shortened(text: str) -> str:
-    """The end of it, where answers are."""
-    return text if len(text) <= SAMPLE_CHARS else "..." + text[-SAMPLE_CHARS:]
+    value, error = metrics.get(metric, math.nan), metrics.get(f"{metric}_stderr", math.nan)
+    if not math.isfinite(value):
+        return "none"
+    text = formatted(f"eval/{metric}", value)
+    return f"{text} ± {error:.3f}" if math.isfinite(error) else text

@@ -121,6 +121,9 @@ def test_several_sets_and_sources_have_names_of_their_own(workers: td.Workers, p
 def test_a_set_without_any_reward_is_not_a_number_and_never_0(workers: td.Workers, pool: RewardPool) -> None:
     evaluation = evaluation_of(workers, pool, {"": prompts_of(workers, "broken")}, n=2)
     assert evaluation.num_invalid == 12
+    assert evaluation.problem is not None
+    assert evaluation.problem.startswith("prompt: ")
+    assert "\nproblem: reward function " in evaluation.problem
     assert math.isnan(evaluation.metrics["pass@1"])
     assert math.isnan(evaluation.metrics["reward"])
 

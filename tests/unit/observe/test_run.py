@@ -312,11 +312,14 @@ def test_invalid_rewards_and_skipped_updates_are_shown_with_a_sample(tmp_path: P
 def test_evaluations_are_shown_and_what_they_could_not_score(tmp_path: Path, console: Console) -> None:
     with Run(config_of(tmp_path), console=console) as run:
         run.log_initial(Evaluation(step=0, metrics={"pass@1": 0.5, "pass@1_stderr": 0.25}, num_prompts=4))
-        make_step(run, 1, Evaluation(step=1, metrics={"pass@1": 0.75}, num_prompts=4, num_invalid=2))
+        evaluated = Evaluation(
+            step=1, metrics={"pass@1": 0.75}, num_prompts=4, num_invalid=2, problem="prompt: 1+1=\nproblem: no number"
+        )
+        make_step(run, 1, evaluated)
     text = shown(console)
     assert "before the first step: pass@1 0.500 ± 0.250\n" in text
     assert "pass@1 0.750\n" in text
-    assert "warning: step 1: 2 responses of the evaluation have no reward" in text
+    assert "warning: step 1: 2 responses of the evaluation have no reward\n    prompt: 1+1=\n    problem: no" in text
 
 
 def test_changes_are_shown(tmp_path: Path, console: Console) -> None:
