@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -21,23 +22,38 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="tandem",
-    help="Reinforcement-learning post-training of language models. Start with: tandem train examples/addition.yaml",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 ConfigFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run's config.", show_default=False)]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options that go before the file's: rollout.n=16")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options that go before the file's: rollout.n=16")
 ]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tandem {version('tandem-rl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Reinforcement-learning post-training of language models. Start with: tandem train examples/addition.yaml"""
 
 
 @app.command()
 def train(config_file: ConfigFile, overrides: Overrides = None) -> None:
     """Train a policy; on a run folder that holds a checkpoint, go on from it.
 
-    Ctrl-C, SIGTERM, a closed terminal: finish the step, save, exit with 0; the same command goes on. Ctrl-C or
-    SIGTERM once more: leave at once.
+    Ctrl-C, SIGTERM, a closed terminal: finish the step, save, exit with 0; the same command goes on.
+
+    A second Ctrl-C or SIGTERM: leave at once.
     """
     from tandem.observe.console import Console
 
@@ -83,11 +99,18 @@ def evaluate(config_file: ConfigFile, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def config() -> None:
+def config(
+    section: Annotated[
+        str | None, typer.Argument(help="Such as rollout: only its options.", show_default=False)
+    ] = None,
+) -> None:
     """Print every option with type, default, range and meaning."""
     from tandem.config.reference import render_text
+    from tandem.config.schema import SECTIONS
 
-    typer.echo(render_text())
+    if section is not None and section not in SECTIONS:
+        raise TandemError(f"there is no section {section!r}", remedy=f"the sections are {', '.join(SECTIONS)}")
+    typer.echo(render_text([section] if section else SECTIONS).rstrip())
 
 
 @app.command()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
+from collections.abc import Collection
 
 from tandem.config.option import Option, option
 from tandem.config.presets import PRESETS
@@ -28,17 +29,17 @@ def _about(section: str) -> str:
     return inspect.cleandoc(SECTIONS[section].__doc__ or "")
 
 
-def render_text(width: int = 100) -> str:
-    """All options as plain text, a section after the other, in lines of at most about `width` characters."""
+def render_text(sections: Collection[str] = SECTIONS, width: int = 100) -> str:
+    """The options of `sections` as plain text, in lines of at most about `width` characters."""
     blocks = []
-    for section in SECTIONS:
+    for section in sections:
         blocks.append(f"{section}: {_about(section)}\n")
         for item in _options(section):
             limits = f", {item.range}" if item.range else ""
             blocks.append(f"  {item.key} = {item.default}    [{item.type}{limits}]")
             blocks.append(textwrap.fill(item.meaning, width, initial_indent="      ", subsequent_indent="      "))
         blocks.append("")
-    return "\n".join([*blocks, *_preset_lines("  "), ""])
+    return "\n".join([*blocks, *(_preset_lines("  ") if "algorithm" in sections else ()), ""])
 
 
 def render_markdown() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,17 @@ def test_config_prints_every_option(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert code == 0
     for key in ("run.folder", "reward.max_invalid_share", "trainer.lr_final", "tracking.rollouts_max"):
         assert f"\n  {key} = " in shown
+
+
+def test_config_prints_one_section(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code, shown = run(["config", "rollout"], monkeypatch, capsys)
+    assert code == 0
+    assert shown.startswith("rollout: ")
+    assert "trainer" not in shown
+    code, shown = run(["config", "roll"], monkeypatch, capsys)
+    assert code == 1
+    assert "there is no section 'roll'\n  -> the sections are run, model, data," in shown
+
+
+def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"], monkeypatch, capsys) == (0, f"tandem {version('tandem-rl')}\n")
