@@ -136,6 +136,11 @@ class Prompts:
         return sum(table.num_dropped for table in self._tables)
 
     @property
+    def data_sources(self) -> set[str]:
+        """Names that the rows in use give as their source."""
+        return {name for table in self._tables for name in table.data_sources}
+
+    @property
     def epoch(self) -> float:
         """Passes over the data so far."""
         return sum(self._order.counts) / len(self)

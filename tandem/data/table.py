@@ -73,6 +73,11 @@ class PromptTable:
         )
 
     @property
+    def data_sources(self) -> set[str]:
+        """Names that its rows give as their source."""
+        return {fields.data_source for fields in self._fields}
+
+    @property
     def digest(self) -> int:
         """A checksum of all tokens and their boundaries: other data, or another template, gives another one."""
         return zlib.crc32(array("q", self._ends).tobytes(), zlib.crc32(self._tokens.tobytes()))
