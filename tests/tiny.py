@@ -67,6 +67,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """What Tandem can train: architecture -> model_type and config."""
 
+LONGROPE: dict[str, object] = {
+    "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8},
+    "original_max_position_embeddings": 32,
+}
+"""Overrides for a model whose frequencies are others beyond 32 positions."""
+
 UNSUITABLE: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3NextForCausalLM": (
         "qwen3_next",

@@ -95,12 +95,13 @@ def start_workers(
 def check_lengths(config: Config, facts: ModelFacts) -> None:
     """Raise ModelError where prompts and responses can be longer than the model's context."""
     longest = config.data.max_prompt_length + config.rollout.max_response_length
-    if facts.context_length is not None and longest > facts.context_length:
+    positions, note = facts.context
+    if positions is not None and longest > positions:
         raise ModelError(
             f"data.max_prompt_length={config.data.max_prompt_length} and rollout.max_response_length="
-            f"{config.rollout.max_response_length} are {longest} tokens together, but the model's context is "
-            f"{facts.context_length}",
-            remedy=f"lower one of them, so that both together are at most {facts.context_length}",
+            f"{config.rollout.max_response_length} are {longest} tokens together, but the model has {positions} "
+            f"positions{note}",
+            remedy=f"lower one of them, so that both together are at most {positions}",
         )
 
 

@@ -15,7 +15,7 @@ from tandem.errors import ModelError
 from tandem.model.build import new_config
 from tandem.model.hf import model_class_of, read_config, read_generation_config
 from tandem.model.source import resolve_model_path, weights_problems
-from tandem.model.support import support_problems, together
+from tandem.model.support import Context, context_of, support_problems, together
 from tandem.model.tokenizer import eos_ids, load_tokenizer, tokenizer_size
 
 _Made = TypeVar("_Made")
@@ -27,7 +27,7 @@ class ModelFacts:
 
     architecture: str
     num_parameters: int  # a tied tensor counts once
-    context_length: int | None  # longest sequence, prompt and response, that the positions allow; None = not stated
+    context: Context
     eos_ids: tuple[int, ...]
     dtype: torch.dtype  # that the weights are saved in; float32 for a new model
 
@@ -139,11 +139,10 @@ def _facts(
     config: ModelConfig, model_config: PreTrainedConfig, generation: GenerationConfig, tokenizer: Tokenizer
 ) -> ModelFacts:
     model = _skeleton(config, model_config)
-    context_length = getattr(model_config, "max_position_embeddings", None)
     return ModelFacts(
         architecture=type(model).__name__,
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        context_length=None if context_length is None else int(context_length),
+        context=context_of(model_config),
         eos_ids=eos_ids(generation, tokenizer),
         dtype=model_config.dtype if isinstance(model_config.dtype, torch.dtype) else torch.float32,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -53,6 +53,27 @@ def reasons_against(config: PreTrainedConfig, model_class: type[PreTrainedModel]
     if _field(config, "num_kv_shared_layers"):
         reasons.append("its layers share keys and values")
     return reasons
+
+
+class Context(NamedTuple):
+    """The longest sequence, prompt and response, that engine and trainer compute alike."""
+
+    length: int | None  # None = the architecture states none
+    note: str = ""  # for messages, after "N positions"
+
+
+def context_of(config: PreTrainedConfig) -> Context:
+    """The model's positions; with longrope, those before it stretches them.
+
+    A pass with a longer sequence has other frequencies at all its positions, also of the other sequences in it: the
+    engine, which goes on token by token, and the trainer, which runs the whole, would differ by more than a nat.
+    """
+    ropes: dict[str, Any] = _field(config, "rope_parameters") or {}
+    for rope in (ropes, *(each for each in ropes.values() if isinstance(each, dict))):  # one, or one per layer type
+        if rope.get("rope_type") == "longrope" and rope.get("original_max_position_embeddings"):
+            return Context(int(rope["original_max_position_embeddings"]), " before its longrope stretches them")
+    length = _field(config, "max_position_embeddings")  # also where its own name is another, as GPT-2's n_positions
+    return Context(None if length is None else int(length))
 
 
 def support_problems(config: PreTrainedConfig, model_class: type[PreTrainedModel], key: str) -> list[ModelError]:

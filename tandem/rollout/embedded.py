@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.batch import Prompt, Response, Rollouts
 from tandem.errors import DataError, ModelError, PhaseError
+from tandem.model.support import context_of
 from tandem.rollout.generation import Generation
 from tandem.rollout.kv_cache import KVCache
 from tandem.rollout.options import SamplingOptions
@@ -135,9 +136,9 @@ class EmbeddedEngine:
         if empty:
             raise DataError(f"prompts without a single token, in rows {empty[:10]} of the batch")
         longest = max((len(prompt.tokens) for prompt in prompts), default=0) + options.max_response_length
-        positions = self.model.config.to_dict().get("max_position_embeddings")
+        positions, note = context_of(self.model.config)
         if positions is not None and longest > positions:
             raise ModelError(
-                f"a prompt and its response may take {longest} tokens, the model has {positions} positions",
+                f"a prompt and its response may take {longest} tokens, the model has {positions} positions{note}",
                 remedy="lower data.max_prompt_length or rollout.max_response_length",
             )

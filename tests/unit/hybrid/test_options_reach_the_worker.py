@@ -9,10 +9,14 @@ import pytest
 import torch
 
 import tandem as td
+from tandem.config.model import ModelConfig
 from tandem.errors import ModelError, TrainingError
+from tandem.hybrid.start import check_lengths
 from tandem.hybrid.worker import Worker
 from tandem.model.attention import NAMES
-from tests.unit.hybrid.made import contrast, prompts_of, rollout, start_tiny, worker_of
+from tandem.model.facts import check_model
+from tests.tiny import LONGROPE, tiny_model_folder
+from tests.unit.hybrid.made import config_of, contrast, prompts_of, rollout, start_tiny, worker_of
 
 
 def forward_sizes(workers: td.Workers, rollouts: td.Rollouts) -> list[int]:
@@ -35,6 +39,17 @@ def head_sizes(workers: td.Workers, rollouts: td.Rollouts) -> list[int]:
         trainer.update(rollouts, contrast(rollouts))
     hook.remove()
     return sizes
+
+
+def test_lengths_at_which_longrope_changes_all_positions_are_refused(tmp_path: Path) -> None:
+    """Engine and trainer were more than a nat apart there."""
+    folder = tiny_model_folder(tmp_path / "model", "Phi3ForCausalLM", overrides=LONGROPE)
+    facts = check_model(ModelConfig(path=str(folder)))
+    lengths = {"data": {"max_prompt_length": 16}, "rollout": {"max_response_length": 16}}
+    check_lengths(config_of(**lengths), facts)
+    lengths["rollout"]["max_response_length"] = 17
+    with pytest.raises(ModelError, match=r"33 tokens together, but .* before its longrope .*\n  -> .* at most 32"):
+        check_lengths(config_of(**lengths), facts)
 
 
 def start_with(tmp_path: Path, section: str, **options: Any) -> td.Workers:

@@ -29,7 +29,7 @@ def test_facts_agree_with_the_weights(architecture: str, tie: bool, tmp_path: Pa
     saved = load_file(folder / "model.safetensors")
     assert facts.architecture == architecture
     assert facts.num_parameters == sum(tensor.numel() for tensor in saved.values())
-    assert facts.context_length == 512
+    assert facts.context.length == 512
 
 
 @pytest.mark.parametrize("architecture", UNSUITABLE)

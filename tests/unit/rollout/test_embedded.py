@@ -16,7 +16,7 @@ from tandem.model.attention import register
 from tandem.rollout.embedded import EmbeddedEngine
 from tandem.rollout.kv_cache import KVCache
 from tandem.rollout.options import SamplingOptions
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import LONGROPE, tiny_model, tiny_tokenizer
 
 register()
 TOKENIZER = tiny_tokenizer()
@@ -249,6 +249,23 @@ def test_bad_prompts_are_refused_before_anything_runs(model: PreTrainedModel) ->
     with pytest.raises(ModelError, match="516 tokens, the model has 512 positions"):
         engine_of(model).stream(MIXED[:1], SamplingOptions(n=1, max_response_length=512))
     assert len(engine_of(model).generate([], SamplingOptions(n=2, max_response_length=4))) == 0
+
+
+@pytest.mark.parametrize(
+    ("architecture", "overrides", "message"),
+    [
+        ("GPT2LMHeadModel", {"n_positions": 32}, "the model has 32 positions"),
+        ("Phi3ForCausalLM", LONGROPE, "the model has 32 positions before its longrope stretches them"),
+    ],
+)
+def test_a_response_past_the_positions_is_refused_whatever_they_are_called(
+    architecture: str, overrides: dict[str, object], message: str
+) -> None:
+    engine = engine_of(tiny_model(architecture, attention="tandem", overrides=overrides))
+    prompt = Prompt((5,) * 8, "")
+    assert len(engine.generate([prompt], SamplingOptions(n=1, max_response_length=24))) == 1
+    with pytest.raises(ModelError, match=f"33 tokens, {message}"):
+        engine.stream([prompt], SamplingOptions(n=1, max_response_length=25))
 
 
 def test_diverged_weights_are_told() -> None:
