@@ -14,11 +14,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from tandem.errors import CheckpointError
 from tandem.model.source import complete_checkpoints
 
 FORMAT = 1
+_LEFTOVER = re.compile(r"step_\d{6,}\.(partial|deleted)")
 SaveModel = Callable[[Mapping[str, Tensor], Path], None]
 
 
@@ -68,8 +70,9 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
             f"cannot read {checkpoint / 'state.json'}: {error}",
             remedy="delete this checkpoint folder to use an older one",
         ) from error
-    if state.get("format") != FORMAT:
-        raise CheckpointError(f"{checkpoint} has format {state.get('format')!r}, this version reads {FORMAT}")
+    found = state.get("format") if isinstance(state, dict) else None
+    if found != FORMAT:
+        raise CheckpointError(f"{checkpoint} has format {found!r}, this version reads {FORMAT}")
     return state
 
 
@@ -156,21 +159,21 @@ class CheckpointWriter:
         self.delete_old()
 
     def delete_old(self) -> None:
-        """Delete the checkpoints that are neither among the newest nor among the best."""
-        checkpoints = complete_checkpoints(self.run_folder)
-        scores = [read_state(path)["evaluation"].get(self.metric) for path in checkpoints]
-        scored = [number for number, score in enumerate(scores) if score is not None]
-        best = sorted(scored, key=lambda number: -scores[number])[: self.keep_best]  # the earlier of equals
-        wanted = {*best, *range(len(checkpoints))[-self.keep :]}
-        for number, path in enumerate(checkpoints):
-            if number not in wanted:
-                _remove(path)
+        """Delete the checkpoints that are neither among the newest nor among the best. A damaged one is left alone."""
+        scores: dict[Path, float | None] = {}
+        for path in complete_checkpoints(self.run_folder):
+            with suppress(CheckpointError):
+                scores[path] = read_state(path)["evaluation"].get(self.metric)
+        scored = {path: score for path, score in scores.items() if score is not None}
+        best = sorted(scored, key=lambda path: -scored[path])[: self.keep_best]  # the earlier of equals
+        for path in scores.keys() - {*best, *list(scores)[-self.keep :]}:
+            _remove(path)
 
     def clean(self) -> None:
         """Remove what a killed process left half written or half deleted."""
         if self.folder.is_dir():
             for path in self.folder.iterdir():
-                if path.name.endswith((".partial", ".deleted")):
+                if _LEFTOVER.fullmatch(path.name):
                     shutil.rmtree(path, ignore_errors=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -103,11 +104,38 @@ def write_and_wait(writer: CheckpointWriter) -> None:
 
 
 def test_leftovers_of_a_killed_process_are_removed_and_are_no_checkpoints(tmp_path: Path) -> None:
-    for name in ("step_000003.partial", "step_000001.deleted", "step_000002"):
+    for name in ("step_000003.partial", "step_000001.deleted", "step_000002", "mine.partial"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["step_000002"]
     writer_of(tmp_path).clean()
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_000002"]
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"step_000002", "mine.partial"}
+
+
+@pytest.mark.parametrize("name", ["best_step_000001", "step_000001_best", "step_000009 (copy)", "step_1"])
+def test_a_folder_of_the_users_own_is_no_checkpoint_and_is_never_deleted(tmp_path: Path, name: str) -> None:
+    writer = writer_of(tmp_path)
+    writer.write(snapshot(1), save_nothing)
+    writer.wait()
+    copy = shutil.copytree(tmp_path / "checkpoints" / "step_000001", tmp_path / "checkpoints" / name)
+    for step in (2, 3):
+        writer.write(snapshot(step), save_nothing)
+    writer.wait()
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["step_000003"]
+    assert (copy / "state.json").is_file()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 0}'])
+def test_an_older_checkpoint_that_is_damaged_does_not_end_a_run(tmp_path: Path, content: str) -> None:
+    writer = writer_of(tmp_path)
+    writer.write(snapshot(1), save_nothing)
+    writer.wait()
+    (tmp_path / "checkpoints" / "step_000001" / "state.json").write_text(content)
+    for step in (2, 3):
+        writer.write(snapshot(step), save_nothing)
+    writer.wait()
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["step_000001", "step_000003"]
+    with pytest.raises(CheckpointError):
+        read_state(tmp_path / "checkpoints" / "step_000001")
 
 
 def test_no_error_of_the_background_is_lost(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 import tandem as td
 from tandem.collect import as_rewards, collect
+from tandem.errors import RewardError
 from tandem.rewards.pool import RewardPool
 from tandem.rewards.sample import Sample, Score
 from tests.unit.hybrid.made import config_of, prompts_of, rollout, start_tiny
@@ -88,6 +89,44 @@ def test_score_takes_any_function_and_gives_the_same(tmp_path: Path) -> None:
     rewards = td.score(length, rollouts, workers=1)
     assert rewards.values.tolist() == [len(text) + 0.5 for text in rollouts.texts]
     assert bool(rewards.valid.all())
+
+
+def test_score_warns_of_some_without_a_reward_and_raises_where_none_has_one(tmp_path: Path) -> None:
+    """A typing error in the function was a run without rewards and without a word."""
+    rollouts = rollout(start_tiny(tmp_path / "model"))
+
+    def picky(response: str, ground_truth: object) -> float:
+        if response == rollouts.texts[3]:
+            raise KeyError("the fourth")
+        return 1.0
+
+    def broken(response: str, ground_truth: object) -> float:
+        raise KeyError("a typing error")
+
+    with pytest.warns(UserWarning, match=r"1 of 16 responses have no reward; the first: (?s:.*)the fourth") as caught:
+        rewards = td.score(picky, rollouts, workers=1)
+    assert len(caught) == 1
+    assert rewards.valid.tolist() == [row != 3 for row in range(16)]
+    with pytest.raises(RewardError, match=r"16 of 16 responses have no reward; the first: (?s:.*)a typing error"):
+        td.score(broken, rollouts, workers=1)
+
+
+def test_score_hands_on_how_the_function_is_called(tmp_path: Path) -> None:
+    rollouts = rollout(start_tiny(tmp_path / "model"))
+
+    def lengths(responses: list[str], ground_truths: list[object], factor: float) -> list[float]:
+        return [factor * len(response) for response in responses]
+
+    rewards = td.score(lengths, rollouts, options={"factor": 2.0}, batched=True, workers=1)
+    assert rewards.values.tolist() == [2.0 * len(text) for text in rollouts.texts]
+
+
+@pytest.mark.parametrize("value", [1e39, -1e39, 3.5e38])
+def test_a_reward_beyond_float32_is_none_and_ends_no_run(value: float) -> None:
+    rewards = as_rewards([Score(1.0), Score(value), Score(3e38)])
+    assert rewards.valid.tolist() == [True, False, True]
+    assert rewards.values[1] == 0.0
+    assert rewards.problems == {1: f"the reward {value} is too large: float32 ends at 3.4e38"}
 
 
 def test_fault_33_metrics_are_averaged_over_the_rows_that_have_them() -> None:
