@@ -43,6 +43,11 @@ class PromptEncoder:
         self._template = ChatTemplate(tokenizer, config)
         self._vocabulary = Vocabulary(tokenizer)
 
+    @property
+    def passed_template_over(self) -> bool:
+        """A text was encoded as it stands, although there is a chat template and nobody said never."""
+        return self._template.was_passed_over
+
     def encode(self, rows: Iterable[Row], problems: Problems) -> list[EncodedPrompt | None]:
         """Encode the prompts of `rows`, in order. None where `over_length=filter` leaves one out.
 

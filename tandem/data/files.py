@@ -160,6 +160,8 @@ def _json_row(line: str, place: str) -> Row:
         values = json.loads(line)
     except json.JSONDecodeError as error:
         raise DataError(f"{place}: not JSON ({error})", remedy="write one JSON object per line") from error
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits, or thousands of brackets
+        raise DataError(f"{place}: cannot be read: {error}", remedy="write long numbers as texts") from error
     return _checked_row(values, place)
 
 

@@ -104,6 +104,7 @@ class Prompts:
             "rows": num_rows,
             "weights": weights,
             "tokens": [table.digest for table in self._tables],
+            "ground truths": [table.truth_digest for table in self._tables],
         }
 
     @classmethod
@@ -134,6 +135,11 @@ class Prompts:
     def num_dropped(self) -> int:
         """Rows left out by `over_length=filter`."""
         return sum(table.num_dropped for table in self._tables)
+
+    @property
+    def has_raw_despite_template(self) -> bool:
+        """Some prompts are texts as they stand, although the tokenizer has a chat template."""
+        return any(table.has_raw_despite_template for table in self._tables)
 
     @property
     def data_sources(self) -> set[str]:

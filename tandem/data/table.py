@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
 from itertools import islice
 from typing import Any, TypeVar
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from tandem.batch import Prompt
@@ -21,6 +25,7 @@ from tandem.errors import DataError
 
 S = TypeVar("S")
 T = TypeVar("T")
+_SHOWN_ALIKE = (bytes, Decimal, date, time, timedelta)  # beside JSON's types, what parquet has; a datetime is a date
 CHUNK_ROWS = 1024  # rows tokenised in one call
 
 
@@ -37,6 +42,8 @@ class PromptTable:
 
     def __init__(self) -> None:
         self.num_dropped = 0
+        self.has_raw_despite_template = False  # texts as they stand, although there is a chat template
+        self.truth_digest = 0  # checksum of what responses are judged against, and by which function
         self._tokens = array("i")
         self._ends = [0]
         self._fields: list[_Fields] = []
@@ -57,6 +64,7 @@ class PromptTable:
             extra_info=encoded.row.values.get("extra_info"),
         )
         self._fields.append(fields)
+        self.truth_digest = zlib.crc32(canonical([fields.ground_truth, fields.data_source]), self.truth_digest)
         self._tokens.extend(encoded.tokens)
         self._ends.append(len(self._tokens))
 
@@ -110,9 +118,24 @@ def load_table(
             except DataError as error:
                 problems.add(error)
     problems.raise_if_any()
+    table.has_raw_despite_template = encoder.passed_template_over
     if not len(table):
         raise nothing_left(name_of(source), table.num_dropped, config.max_prompt_length)
     return table
+
+
+def canonical(value: object) -> bytes:
+    """A text of `value` that is the same in every process. Of what has none, such as objects, it has the type only."""
+    try:
+        return json.dumps(value, sort_keys=True, default=_shown).encode()
+    except (TypeError, ValueError, RecursionError):  # keys that do not compare, endless, too large a number
+        return type(value).__name__.encode()
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    return repr(value) if isinstance(value, _SHOWN_ALIKE) else type(value).__name__
 
 
 def nothing_left(source: str, num_dropped: int, limit: int) -> DataError:

@@ -15,6 +15,18 @@ from tandem.config.data import DataConfig
 from tandem.errors import DataError
 
 _OURS = ("conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize")
+# A template is code: beside jinja2's errors come those of Python's operators and methods.
+_TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,7 @@ class ChatTemplate:
             DataError: The template file cannot be read, the tokenizer has no template though one is asked for, or an
                 option has no effect.
         """
+        self.was_passed_over = False  # a text was written as it stands, although there is a template
         self._tokenizer = tokenizer
         self._mode = config.chat_template
         self._options = dict(config.chat_template_options)
@@ -75,6 +88,7 @@ class ChatTemplate:
                     f"{place}: data.{key} has no effect on a text that is tokenised raw",
                     remedy=f"set data.chat_template=always, or remove data.{key}",
                 )
+        self.was_passed_over |= self._template is not None
         return PromptText(text, templated=False)
 
     def _render(self, messages: list[dict[str, Any]], place: str) -> str:
@@ -97,8 +111,9 @@ class ChatTemplate:
                 tokenize=False,
                 **self._options,  # variables that the template itself defines
             )
-        except (jinja2.TemplateError, TypeError) as error:
-            raise DataError(f"{place}: the chat template refuses these messages: {error}") from error
+        except _TEMPLATE_ERRORS as error:
+            reason = str(error) or type(error).__name__
+            raise DataError(f"{place}: the chat template refuses these messages: {reason}") from error
         assert isinstance(text, str)
         return text
 
@@ -134,7 +149,7 @@ def _check_options(options: Mapping[str, Any], template: str) -> None:
         if name not in template:
             raise DataError(
                 f"data.chat_template_options.{name}: the chat template never reads it",
-                remedy="check its spelling, or remove it",
+                remedy="this model's template has no such option: leave it out, or data.chat_template_options={}",
             )
 
 

@@ -235,3 +235,10 @@ def test_reading_files_needs_neither_torch_nor_transformers() -> None:
     code = "import sys, tandem.data.files; print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 200_000 + "]" * 200_000])
+def test_fault_37_jsonl_with_a_value_that_python_cannot_read(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "1"}\n{"prompt": ' + value + "}\n")
+    assert f"{path}, line 2: cannot be read" in error_of(path)

@@ -157,6 +157,35 @@ def test_resuming_with_other_data_is_an_error_unless_allowed(
     assert [prompt.text for prompt in batch] == [prompt.text for prompt in fresh]
 
 
+def test_resuming_with_other_ground_truths_is_an_error() -> None:
+    def stream(truth: str) -> Prompts:
+        return Prompts([{"prompt": "1+1=", "answer": truth}], TOKENIZER, per_step=1)
+
+    state = json.loads(json.dumps(stream("2").state_dict()))
+    stream("2").load_state_dict(state)
+    with pytest.raises(DataError, match="started with: ground truths changed"):
+        stream("3").load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "mode", "expected"),
+    [
+        ("1+1=", "auto", True),
+        ("1+1=", "never", False),
+        ("1+1=", "always", False),
+        ([{"role": "user", "content": "1+1?"}], "auto", False),
+    ],
+)
+def test_texts_that_pass_a_chat_template_over_are_known(prompt: object, mode: str, *, expected: bool) -> None:
+    rows = [{"prompt": prompt, "answer": 2}]
+    assert Prompts(rows, TOKENIZER, per_step=1, chat_template=mode).has_raw_despite_template is expected
+
+
+def test_texts_without_a_chat_template_pass_nothing_over() -> None:
+    rows, bare = [{"prompt": "1+1=", "answer": 2}], tiny_tokenizer(chat_template=None)
+    assert not Prompts(rows, bare, per_step=1).has_raw_despite_template
+
+
 def test_resuming_with_other_weights_does_not_make_up_for_the_past(tmp_path: Path) -> None:
     paths = [numbered(tmp_path / "a.jsonl", 8), write_rows(tmp_path / "b.jsonl", [f"b{index}" for index in range(8)])]
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
+
+import numpy as np
 
 from tandem.config.data import DataConfig
 from tandem.data.table import PromptTable, load_table
@@ -38,3 +42,23 @@ def test_digest_sees_tokens_and_where_prompts_end(tmp_path: Path) -> None:
     assert table_of(tmp_path, "ab", "c").digest == digest
     assert table_of(tmp_path, "ab", "d").digest != digest
     assert table_of(tmp_path, "a", "bc").digest != digest
+
+
+def test_truth_digest_sees_ground_truths_and_their_source_of_any_kind() -> None:
+    endless: list[object] = []
+    endless.append(endless)
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+
+    def digest(truth: object, **columns: object) -> int:
+        rows = [{"prompt": "1", "answer": truth, **columns}]
+        return load_table(rows, TOKENIZER, DataConfig(max_prompt_length=4)).truth_digest
+
+    truths = ["7", 7, 7.5, None, ["7"], {"a": 1}, {"a": 2}, Decimal(7), date(2020, 1, 1), np.array([7]), b"7", endless]
+    assert len({digest(truth) for truth in truths}) == len(truths)
+    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    assert digest(object()) == digest(object())
+    assert digest("7", data_source="sums") != digest("7")
+    assert digest(10**5000) != digest(7)
+    assert digest(deep) == digest(endless)

@@ -5,6 +5,7 @@ import math
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,16 @@ def test_cut_back_drops_later_steps_and_torn_lines(tmp_path: Path, rest: str, ke
     assert lines(journal.path)[-1] == {"step": 2}
     journal.cut_back(-1)
     assert journal.path.read_bytes() == b""
+
+
+def test_values_that_cannot_be_shown_are_written_by_their_type(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "metrics.jsonl")
+    endless: list[object] = [1]
+    endless += [endless, endless]
+    journal.append({"step": 1, "a": 10**5000, "b": endless, "c": Fraction(10**5000)})
+    assert lines(journal.path) == [
+        {"step": 1, "a": "<int>", "b": [1, "<list>", "<list>"], "c": "<Fraction>"},
+    ]
 
 
 def test_cut_back_of_nothing(tmp_path: Path) -> None:
