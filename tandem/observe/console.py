@@ -102,6 +102,7 @@ class Console:
         self._before_steps: TaskID | None = None  # row of what goes on before there are any
         self._phase = ""
         self._in_steps = False
+        self._dropped: set[str] = set()  # cells that some line of a step had no room for: then they are in none
         self._warnings: Counter[str] = Counter()
         self._durations: deque[float] = deque(maxlen=20)  # of the last steps, for the time left
 
@@ -233,7 +234,7 @@ class Console:
         cells = {
             name: _cell(label, formatted(name, known[name]).rjust(width if self.live else 0))
             for name, (label, width) in CELLS.items()
-            if name in known
+            if name in known and name not in self._dropped
         }
         cells["left"] = _cell("left", duration(left).rjust(7 if self.live else 0))
         if evaluated in known:
@@ -244,8 +245,10 @@ class Console:
         number = f"{step:>{len(str(total))}}/{total}" if self.live else f"{step}/{total}"
         head, gap = Text.assemble("step ", (number, "bold")), Text("  " if self.live else " ")
         line = gap.join([head, *cells.values()])
+        spare = 0 if evaluated in known else len(gap) + len(_cell(evaluated.removeprefix("eval/"), "0.000"))
         for name in DROPPED_WHEN_NARROW:
-            if self.live and line.cell_len > self.console.width:
+            if self.live and line.cell_len + spare > self.console.width:
+                self._dropped.add(name)
                 cells.pop(name, None)
                 line = gap.join([head, *cells.values()])
         return line

@@ -70,8 +70,8 @@ def cannot_write(path: Path, error: OSError) -> CheckpointError:
     """The error for a file of the run that cannot be written."""
     return CheckpointError(
         f"cannot write {path}: {error.strerror or error}",
-        remedy="make room or give rights there, then start the same command again: it goes on from the last checkpoint, "
-        "if there is one",
+        remedy="make room or give rights there, then start the same command again: it goes on from the last "
+        "checkpoint, if there is one",
     )
 
 

@@ -14,6 +14,8 @@ from tandem.batch import Rewards, Rollouts, UpdateResult
 from tandem.observe.folder import write_atomically
 from tandem.observe.journal import as_json, cannot_write
 
+MAX_TRUTH_CHARS = 10_000  # of a ground truth, which stands in the line of each response of its group
+
 
 class RolloutLog:
     """Writes `step_000012.jsonl` for every so many steps, one response a line, the first `most` of the step."""
@@ -78,7 +80,7 @@ def rollout_rows(
             "data_source": prompt.data_source,
             "prompt": prompt.text,
             "response": rollouts.texts[row],
-            "ground_truth": prompt.ground_truth,
+            "ground_truth": _shortened(prompt.ground_truth),
             "reward": float(rewards.values[row]) if valid else None,
             "valid": valid,
             "problem": rewards.problems.get(row),
@@ -95,3 +97,9 @@ def rollout_rows(
 
 def _row(values: Float[Tensor, "B L"] | None, row: int, length: int) -> list[float] | None:
     return None if values is None else values[row, :length].tolist()
+
+
+def _shortened(truth: Any) -> Any:
+    """A ground truth as it is, unless it is long: then the beginning of its text, and how long it was."""
+    text = truth if isinstance(truth, str) else as_json(truth)
+    return truth if len(text) <= MAX_TRUTH_CHARS else f"{text[:MAX_TRUTH_CHARS]} ... ({len(text)} characters)"

@@ -73,6 +73,24 @@ def test_on_a_terminal_columns_are_aligned_and_lines_fit(width: int) -> None:
     assert "pass@1 0.613" in second
 
 
+@pytest.mark.parametrize("width", [60, 80, 90])
+def test_rows_with_and_without_an_evaluation_have_the_same_columns(width: int) -> None:
+    console, file = terminal(width)
+    console.begin_steps(0, 150)
+    evaluated = METRICS | {"reward/invalid": 0.0, "policy/kl": 0.0125}
+    plain_row = {name: value for name, value in evaluated.items() if name != "eval/pass@1"}
+    for step, metrics in enumerate((plain_row, evaluated, plain_row), start=9):
+        console.step(step, 150, metrics)
+    console.close()
+    rows = [line for line in file.getvalue().replace("\r", "\n").split("\n") if "step" in line and "reward" in line]
+    first, second, third = (row[row.index("/150") :].rstrip() for row in rows)
+    labels = [[word for word in row.split() if word.isalpha()] for row in (first, second, third)]
+    assert labels[0] == labels[1] == labels[2]
+    assert first.index("left") == second.index("left") == third.index("left")
+    assert "pass@1 0.613" in second
+    assert len(second) <= width
+
+
 def test_the_live_bar_shows_progress_time_left_and_what_goes_on_and_goes_away() -> None:
     console, file = terminal()
     console.begin_steps(0, 10)

@@ -5,6 +5,7 @@ import io
 import json
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,19 @@ def test_advantages_may_differ_by_token(tmp_path: Path, console: Console) -> Non
     first, second, *_ = (tmp_path / "rollouts" / "step_000001.jsonl").read_text().splitlines()
     assert json.loads(first)["advantage"] == [0.0, 1.0, 2.0]
     assert json.loads(second)["advantage"] == [3.0]
+
+
+@pytest.mark.parametrize("truth", ["7" * 20_000, ["7" * 10_000, "7" * 9_992]])
+def test_a_huge_ground_truth_is_shortened_in_each_line_of_its_group(
+    tmp_path: Path, console: Console, truth: object
+) -> None:
+    made = made_rollouts()
+    rollouts = replace(made, prompts=tuple(replace(prompt, ground_truth=truth) for prompt in made.prompts))
+    with Run(config_of(tmp_path), console=console) as run:
+        run.log(1, rollouts, made_rewards(), ADVANTAGES, made_update())
+    written = (tmp_path / "rollouts" / "step_000001.jsonl").read_text().splitlines()
+    assert all(len(line) < 11_000 for line in written)
+    assert json.loads(written[0])["ground_truth"].endswith("777 ... (20000 characters)")
 
 
 @pytest.mark.parametrize(

@@ -132,3 +132,13 @@ def test_what_cannot_be_loaded_says_why(tmp_path: Path, choice: Any, settings: A
     filled = choice.format(**files) if isinstance(choice, str) else [text.format(**files) for text in choice]
     with pytest.raises(RewardError, match=message):
         load_reward(filled, **settings)
+
+
+def test_of_the_frames_of_libraries_one_line_is_shown(tmp_path: Path) -> None:
+    file = write(tmp_path, "import json\ndef mine(response):\n    return json.loads(response)\n")
+    (score,) = evaluate(f"{file}:mine", Sample("{"))
+    first, *frames = str(score.error).splitlines()
+    assert first.startswith("reward function mine raised json.decoder.JSONDecodeError: ")
+    assert f'File "{file}", line 3, in mine' in frames[0]
+    assert [line for line in frames if "json" in line and file not in line and "File" in line] == frames[-1:]
+    assert frames[-1].endswith("in raw_decode") or frames[-1].endswith("in decode")
