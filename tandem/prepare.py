@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tandem.config.schema import Config
 from tandem.data.examples import check_examples
 from tandem.data.prompts import Prompts, check_data
-from tandem.errors import SeveralErrors, TandemError
+from tandem.errors import RewardError, SeveralErrors, TandemError
 from tandem.evaluate import HeldOut, load_held_out
 from tandem.hybrid.start import check_lengths, check_reference, resolve_here
 from tandem.model.facts import check_model
@@ -43,6 +43,7 @@ def prepare(config: Config, reward: Callable[..., object] | None = None) -> Plan
         seed = config.run.seed
         prompts = Prompts.from_config(config.data, tokenizer, seed=seed)
         held_out = load_held_out(config.evaluation, config.data, tokenizer, seed=seed)
+        _check_sources(config.reward.function, prompts, held_out)
     return Plan(config, prompts, held_out, config.run.steps or prompts.steps_for(config.data.epochs))
 
 
@@ -79,3 +80,18 @@ def _held_out_files(config: Config) -> list[str]:
     if data is None:
         return []
     return [data] if isinstance(data, str) else list(data.values())
+
+
+def _check_sources(function: object, prompts: Prompts, held_out: HeldOut) -> None:
+    """Where there is a reward function for each data source, there must be one for all that occur."""
+    if not isinstance(function, Mapping):
+        return
+    sources = prompts.data_sources | {prompt.data_source for part in held_out.values() for prompt in part}
+    missing = sorted(sources - function.keys())
+    if missing:
+        unused = sorted(function.keys() - sources)
+        raise RewardError(
+            f"reward.function has no function for data_source {', '.join(map(repr, missing))}"
+            + (f", and one for {', '.join(map(repr, unused))}, which does not occur" if unused else ""),
+            remedy=f"the data have {', '.join(map(repr, sorted(sources)))}; data.source_key names their column",
+        )

@@ -172,6 +172,10 @@ def no_such_reward(folder: Path, config: Config) -> None:
     config["reward"]["function"] = "reward.py:scroe"
 
 
+def no_reward_for_a_source(folder: Path, config: Config) -> None:
+    config["reward"]["function"] = {"sums": "reward.py:score"}
+
+
 def a_reward_with_a_syntax_error(folder: Path, config: Config) -> None:
     (folder / "reward.py").write_text("def score(response, ground_truth)\n    return 1.0\n")
 
@@ -237,6 +241,11 @@ CASES: dict[Spoil, tuple[str, ...]] = {
     no_reference: ("algorithm.reference", "./nowhere"),
     no_reward_file: ("rewards/mine.py", "{folder}"),
     no_such_reward: ("scroe", "score", "reward.py"),
+    no_reward_for_a_source: (
+        "data_source 'addition'",
+        "one for 'sums', which does not occur",
+        "the data have 'addition'",
+    ),
     a_reward_with_a_syntax_error: ("reward.py", "line 1"),
     a_reward_that_asks_for_more: ("temperature", "ground_truth", "extra_info"),
     a_group_of_one: ("rollout.n", "2"),
