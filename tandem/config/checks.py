@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tandem.config.conflict import Conflict
@@ -107,8 +107,10 @@ def _not_finite(config: Config) -> Iterator[Conflict]:
 
 
 def _has_not_finite(value: Any) -> bool:
-    if isinstance(value, dict | list | tuple):
-        return any(map(_has_not_finite, value.values() if isinstance(value, dict) else value))
+    if isinstance(value, Mapping):
+        return any(map(_has_not_finite, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_not_finite, value))
     return isinstance(value, float) and not math.isfinite(value)
 
 

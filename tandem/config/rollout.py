@@ -26,7 +26,7 @@ class RolloutConfig(Section):
     top_k: Count | None = Field(None, description="Sample only from so many likeliest tokens. null = from all tokens.")
     stop: Texts = Field(
         (),
-        description="Texts that end a response, beside every EOS token of the model's generation config.",
+        description="Texts or special tokens that end a response, beside every EOS token of the generation config.",
     )
     max_concurrent: Count = Field(256, description="Most responses decoded at once.")
     kv_cache_gib: Positive | Auto = Field(

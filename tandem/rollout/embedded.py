@@ -13,6 +13,7 @@ rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -23,6 +24,7 @@ from tandem.rollout.generation import Generation
 from tandem.rollout.kv_cache import KVCache
 from tandem.rollout.options import SamplingOptions
 from tandem.rollout.packed_linear import PackedLinears
+from tandem.rollout.stop import split_stop
 
 
 class EmbeddedEngine:
@@ -104,13 +106,14 @@ class EmbeddedEngine:
             return
         if self._packed is None:
             self._packed = PackedLinears(self.model)
+        stop_ids, stop_texts = split_stop(options.stop, self.tokenizer)
         generation = Generation(
             self.model,
             self._packed,
             self._decode,
             prompts,
-            options,
-            eos_ids=self.eos_ids,
+            replace(options, stop=stop_texts),
+            eos_ids=(*self.eos_ids, *stop_ids),
             max_concurrent=self.max_concurrent,
             kv_cache_bytes=self.kv_cache_bytes,
             take_cache=self._take_cache,

@@ -20,7 +20,7 @@ class SamplingOptions:
         temperature: Logits are divided by it; 0 is greedy.
         top_p: Draw from the smallest set of most likely tokens that has at least this probability; 1 = all.
         top_k: Draw from the k most likely tokens (and those equal to the k-th); None = all.
-        stop: A response ends where its text contains one of these.
+        stop: A response ends where its text contains one of these, or with one that is a special token.
         seed: Of the sampling noise.
         step: Of training; it changes the noise, too.
 

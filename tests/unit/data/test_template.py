@@ -95,7 +95,7 @@ def test_of_several_templates_the_default_is_used() -> None:
     "body", ["{{ 1 // 0 }}", "{{ messages[0].content.index('x') }}", "{{ {}.pop('x') }}", "{{ messages.pop(9) }}"]
 )
 def test_whatever_fails_in_a_template_is_named_with_the_row(body: str) -> None:
-    with pytest.raises(DataError, match="row 3: the chat template refuses these messages: ."):
+    with pytest.raises(DataError, match=r"row 3: the chat template refuses these messages: ."):
         write(QUESTION, tiny_tokenizer(chat_template=body))
 
 
