@@ -1,7 +1,7 @@
 """Two-digit addition, the data of `examples/addition.yaml`: `07+45=` is answered by `052`.
 
 Of the 10,000 sums, 500 are held out: neither the warm start nor the training sees them. The warm start shows right
-answers and, four times in ten, wrong ones. So the model learns to add but answers no better than it was taught, and
+answers and, half of the time, wrong ones. So the model learns to add but answers no better than it was taught, and
 reinforcement learning has something to find: it makes what is right more likely.
 """
 
@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 NUM_HELDOUT = 500
-WRONG_SHARE = 0.4
-WARM_START_ROUNDS = 5  # each round shows every sum once, with wrong answers of its own
-LARGEST_SUM = 99 + 99
+WRONG_SHARE = 0.5
+WARM_START_ROUNDS = 10  # each round shows every sum once, with wrong answers of its own
 
 
 def train() -> Iterator[dict[str, Any]]:
@@ -30,14 +29,16 @@ def heldout() -> Iterator[dict[str, Any]]:
 
 
 def warm_start() -> Iterator[dict[str, Any]]:
-    """The sums to train on, each several times, with an answer that is wrong four times in ten."""
+    """The sums to train on, each several times, with an answer that is wrong half of the time: in one digit."""
     chance = random.Random(1)
     for _ in range(WARM_START_ROUNDS):
         for left, right in _pairs()[NUM_HELDOUT:]:
-            answer = left + right
-            if chance.random() < WRONG_SHARE:
-                answer = chance.choice([other for other in range(LARGEST_SUM + 1) if other != left + right])
-            yield {"prompt": f"{left:02}+{right:02}=", "response": f"{answer:03}"}
+            answer = f"{left + right:03}"
+            if chance.random() < WRONG_SHARE:  # one of its digits is
+                place = chance.randrange(3)
+                other = chance.choice([digit for digit in "0123456789" if digit != answer[place]])
+                answer = answer[:place] + other + answer[place + 1 :]
+            yield {"prompt": f"{left:02}+{right:02}=", "response": answer}
 
 
 def compute_score(response: str, ground_truth: str) -> float:

@@ -34,12 +34,12 @@ def warm_start(
     with console.task("reading the answers for the warm start"):
         examples = load_examples(config.train, workers.tokenizer, data, seed=seed)
     with workers.train_phase() as trainer, console.task("warm start", config.steps) as task:
-        for rows in _batches(len(examples), config.batch_size, config.steps, seed):
+        for step, rows in enumerate(_batches(len(examples), config.batch_size, config.steps, seed)):
             batch = [examples[row] for row in rows]
             trainer.supervised_update(
                 [example.prompt_tokens for example in batch],
                 [example.response_tokens for example in batch],
-                lr=config.lr,
+                lr=config.lr * (1 - step / config.steps),  # at a constant one the last batches decide too much
             )
             task.advance()
     workers.reset_optimizer()
