@@ -56,7 +56,7 @@ class Rollouts:
     texts: tuple[str, ...]
     finish_reasons: tuple[str, ...]
     temperature: float = 1.0
-    policy_version: int = 0
+    policy_version: int = 0  # of the workers that wrote them: it does not tell two workers apart
 
     def __len__(self) -> int:
         return len(self.texts)

@@ -69,7 +69,10 @@ def train(config_file: ConfigFile, overrides: Overrides = None) -> None:
 
 @app.command()
 def evaluate(config_file: ConfigFile, overrides: Overrides = None) -> None:
-    """Sample and score the held-out prompts with the model as it is (or the run's newest checkpoint)."""
+    """Sample and score the held-out prompts, as the run did: the newest checkpoint, or model.path where there is none.
+
+    A model.path=... of the command line is evaluated in any case.
+    """
     from tandem.observe.console import Console
 
     loaded = _load(config_file, overrides)
@@ -77,24 +80,29 @@ def evaluate(config_file: ConfigFile, overrides: Overrides = None) -> None:
         raise TandemError("there is nothing to evaluate on", remedy="set evaluation.data to a file of held-out prompts")
     console = Console()
     with console.task("starting"):
-        from tandem.checkpoint import find_checkpoint
+        from tandem.checkpoint import find_checkpoint, read_state
         from tandem.evaluate import evaluate as run_evaluation
         from tandem.hybrid.start import resolve_here, start_workers
+        from tandem.observe.run import evaluation_text
         from tandem.prepare import prepare
         from tandem.rewards.pool import start_rewards
 
     _quiet_libraries()
     plan = prepare(resolve_here(loaded, name=config_file.stem))
-    checkpoint = find_checkpoint(Path(str(plan.config.run.folder)))
-    model = checkpoint or plan.config.model.path or "a new model with random weights"
+    path = plan.config.model.path
+    chosen = path if any(override.startswith("model.path=") for override in overrides or []) else None
+    checkpoint = find_checkpoint(Path(chosen or str(plan.config.run.folder)))
+    model = checkpoint or path or "a new model with random weights"
+    step = 0 if checkpoint is None else int(read_state(checkpoint)["step"])  # its noise gives its numbers
     with (
         console.task(f"evaluating {model}"),
-        start_workers(plan.config) as workers,
+        start_workers(plan.config, resume=chosen is None) as workers,
         start_rewards(plan.config.reward) as reward_fn,
     ):
         seed = plan.config.run.seed
-        evaluation = run_evaluation(workers, reward_fn, plan.held_out, plan.config.evaluation, step=0, seed=seed)
-    metrics = {name: f"{value:.4f}" for name, value in evaluation.metrics.items()}
+        evaluation = run_evaluation(workers, reward_fn, plan.held_out, plan.config.evaluation, step=step, seed=seed)
+    names = [name for name in evaluation.metrics if not name.endswith("_stderr")]
+    metrics = {name: evaluation_text(evaluation.metrics, name) for name in names}
     console.finish("Evaluation", {"model": str(model), **metrics, "without a reward": str(evaluation.num_invalid)})
 
 

@@ -34,13 +34,24 @@ def estimate_advantages(
         Of each response; of each token where `function` says so. float32, no gradient.
 
     Raises:
-        ValueError: A valid reward is not finite, or `function` returned a wrong shape or something not finite.
+        ValueError: A valid reward is not finite, or `function` returned no tensor, a wrong shape or something not
+            finite.
     """
     mask = loss_mask(rollouts.response_mask, rollouts.truncated, mask_truncated=config.mask_truncated)
     valid = rewards.valid & mask.any(dim=1)
     if function is None:
         return grpo_advantages(rewards.values, rollouts.group_ids, valid=valid, normalize_std=config.normalize_std)
-    advantages = function(rewards=rewards.values, valid=valid, group_ids=rollouts.group_ids, response_mask=mask)
+    # Copies: what a function does to them in place must not change the rollouts.
+    advantages: object = function(
+        rewards=rewards.values.clone(),
+        valid=valid.clone(),
+        group_ids=rollouts.group_ids.clone(),
+        response_mask=mask.clone(),
+    )
+    if not isinstance(advantages, Tensor):
+        raise ValueError(
+            f"the advantage function {function!r} must return a tensor, it returned a {type(advantages).__name__}"
+        )
     if advantages.shape not in (valid.shape, mask.shape):
         raise ValueError(
             f"the advantage function {function!r} must return shape {tuple(valid.shape)} or {tuple(mask.shape)}, "

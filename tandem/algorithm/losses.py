@@ -211,12 +211,13 @@ class FunctionLoss:
             As `ClippedSurrogate`, without the metrics that belong to clipping.
 
         Raises:
-            ValueError: The function returned neither one number nor a loss for each token.
+            ValueError: The function returned no tensor with a gradient, or neither one number nor a loss for each
+                token.
         """
         _require("ref_logprobs", ref_logprobs, needed=self.needs_reference)
         _require("entropy", entropy, needed=self.needs_entropy)
         inside = _Inside.of(response_mask, logprobs, old_logprobs, advantages, ref_logprobs, entropy)
-        result = self.function(
+        result: object = self.function(
             logprobs=inside.logprobs,
             old_logprobs=inside.old_logprobs,
             ref_logprobs=inside.ref_logprobs,
@@ -225,6 +226,15 @@ class FunctionLoss:
             weights=weights,
             entropy=inside.entropy,
         )
+        if not isinstance(result, Tensor):
+            raise ValueError(
+                f"the loss function {self.function!r} must return a tensor, it returned a {type(result).__name__}"
+            )
+        if logprobs.requires_grad and not result.requires_grad:
+            raise ValueError(
+                f"the loss function {self.function!r} returned a tensor without a gradient: it must be computed from "
+                "`logprobs`, not detached"
+            )
         if result.shape not in (torch.Size(), response_mask.shape):
             raise ValueError(
                 f"the loss function {self.function!r} must return one number or token losses of shape "

@@ -19,7 +19,7 @@ from tandem.config.load import config_from_dict
 from tandem.config.model import ModelConfig
 from tandem.config.resolve import resolve_config
 from tandem.config.schema import Config
-from tandem.errors import CheckpointError, ModelError
+from tandem.errors import CheckpointError, ConfigError, ModelError, Problem
 from tandem.hybrid.phases import Timing, untimed
 from tandem.hybrid.train_phase import TrainSettings
 from tandem.hybrid.worker import Worker, WorkerOptions
@@ -56,7 +56,7 @@ def start(
 
     Args:
         model: Folder, hub name, run or checkpoint.
-        lr: Learning rate of AdamW, constant from the first step.
+        lr: Learning rate of AdamW, constant from the first step unless `config` says otherwise.
         seed: Of sampling noise and of mini-batches.
         config: Anything else, in the sections of the config: {"trainer": {"packing": "varlen"}}.
 
@@ -70,7 +70,11 @@ def start(
     sections.setdefault("trainer", {}).setdefault("lr", lr)
     sections["trainer"].setdefault("warmup_steps", 0)
     loaded = resolve_here(config_from_dict(sections, need_data=False, need_reward=False))
-    return _start(loaded, run_folder=None, total_steps=None)
+    trainer, steps = loaded.trainer, loaded.run.steps
+    if trainer.lr_schedule != "constant" and steps is None:
+        message = f"{trainer.lr_schedule} has no effect: td.start does not know the number of steps"
+        raise ConfigError([Problem("trainer.lr_schedule", message, "set run.steps in `config`, too")])
+    return _start(loaded, run_folder=None, total_steps=steps)
 
 
 def start_workers(
@@ -79,6 +83,7 @@ def start_workers(
     total_steps: int | None = None,
     loss: Loss | LossFunction | None = None,
     timing: Timing = untimed,
+    resume: bool = True,
 ) -> Workers:
     """Start the workers of a run. Its newest checkpoint, if there is one, gives the weights.
 
@@ -87,9 +92,11 @@ def start_workers(
         total_steps: At which a falling learning rate ends.
         loss: Instead of the clipped surrogate that the config describes.
         timing: Called with the name of a piece of work; the context it returns is held meanwhile.
+        resume: False = take the weights of `model`, save no checkpoint.
     """
     assert config.run.folder is not None, "the config is not resolved"
-    return _start(config, run_folder=Path(config.run.folder), total_steps=total_steps, loss=loss, timing=timing)
+    run_folder = Path(config.run.folder) if resume else None
+    return _start(config, run_folder=run_folder, total_steps=total_steps, loss=loss, timing=timing)
 
 
 def check_lengths(config: Config, facts: ModelFacts) -> None:

@@ -94,7 +94,8 @@ class TrainPhase(PhaseHandle):
         """Ascend the objective on one step's rollouts.
 
         Args:
-            rollouts: The responses.
+            rollouts: The responses. Those of the same `policy_version` count as written by this policy: give rollouts
+                of other workers, or made by hand, another one (-1), or hand in `old_logprobs`.
             advantages: Of each response, or of each token.
             old_logprobs: Under the policy that wrote the rollouts. None = as `algorithm.old_logprobs` says; those kept
                 while sampling where the policy has changed since.
@@ -104,13 +105,15 @@ class TrainPhase(PhaseHandle):
         Raises:
             PhaseError: The phase has ended.
             TrainingError: Too many updates in a row were not finite.
-            ValueError: Shapes do not fit.
+            ValueError: Shapes do not fit, or an advantage is not finite.
         """
         self.check_open()
         advantages = advantages.detach().to("cpu", torch.float32)
         per_token = advantages[:, None] if advantages.ndim == 1 else advantages
         _check_shapes(rollouts, advantages=per_token, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
         mask = loss_mask(rollouts.response_mask, rollouts.truncated, mask_truncated=self._settings.mask_truncated)
+        if not bool(torch.where(mask, per_token, 0.0).isfinite().all()):
+            raise ValueError("some advantages are not finite")
         if self._settings.drop_idle_groups:
             mask = mask & ~idle_groups(advantages, rollouts.group_ids)[:, None]
         batch = UpdateBatch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tandem import cli
-from tests.loop.small_run import small_config, write_config
+from tests.loop.small_run import metrics_of, small_config, write_config
 from tests.tiny import write_jsonl
 
 
@@ -61,7 +62,8 @@ def test_train_evaluate_export(
     code, shown = run(["evaluate", file, "evaluation.n=4"], monkeypatch, capsys)
     assert code == 0
     assert "model: " + str(tmp_path / "run" / "checkpoints" / "step_000002") in shown
-    assert "pass@4: " in shown
+    assert re.search(r"pass@4: \d\.\d+ ± \d\.\d+\n", shown)
+    assert "_stderr" not in shown
     assert under_way.exists()
 
     code, shown = run(["export", str(tmp_path / "run"), "--to", str(tmp_path / "model")], monkeypatch, capsys)
@@ -70,6 +72,24 @@ def test_train_evaluate_export(
     code, shown = run(["export", str(tmp_path / "run"), "--to", str(tmp_path / "model")], monkeypatch, capsys)
     assert code == 1
     assert "exists already" in shown
+
+
+def test_evaluate_repeats_the_number_of_the_run_and_takes_the_model_that_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held_out = write_jsonl(tmp_path / "held_out.jsonl", [{"prompt": f"{n}=", "ground_truth": "11"} for n in range(9)])
+    changes = {"evaluation": {"data": str(held_out), "n": 16, "every": 1}, "checkpoint": {"every": 1, "keep": 9}}
+    file = str(write_config(tmp_path / "small.yaml", small_config(tmp_path, changes)))
+    assert run(["train", file], monkeypatch, capsys)[0] == 0
+    rewards = {line["step"]: f"reward: {line['eval/reward']:.3f}" for line in metrics_of(tmp_path / "run")}
+    assert rewards[2] != rewards[4]
+    assert rewards[4] in run(["evaluate", file], monkeypatch, capsys)[1]
+
+    second = tmp_path / "run" / "checkpoints" / "step_000002"
+    told = ["model.new=null", "model.tokenizer=null", f"model.path={second}"]
+    shown = run(["evaluate", file, *told], monkeypatch, capsys)[1]
+    assert f"model: {second}" in shown
+    assert rewards[2] in shown
 
 
 def test_evaluate_needs_something_to_evaluate_on(

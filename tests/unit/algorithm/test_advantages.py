@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
 import torch
 
@@ -203,6 +204,28 @@ def test_own_advantage_function_with_a_wrong_shape_is_named():
 
     with pytest.raises(ValueError, match=r"too_short.* must return shape \(4,\) or \(4, 3\), it returned \(2,\)"):
         estimate_advantages(AlgorithmConfig(), REWARDS, ROLLOUTS, function=too_short)
+
+
+@pytest.mark.parametrize("result", [[0.0] * 4, numpy.zeros(4), None])
+def test_own_advantage_function_that_returns_no_tensor_is_named(result):
+    def own(**_):
+        return result
+
+    with pytest.raises(ValueError, match=rf"own at .* must return a tensor, it returned a {type(result).__name__}"):
+        estimate_advantages(AlgorithmConfig(), REWARDS, ROLLOUTS, function=own)
+
+
+def test_what_own_advantage_function_does_in_place_changes_no_rollouts():
+    given = [tensor.clone() for tensor in (REWARDS.values, REWARDS.valid, ROLLOUTS.group_ids, ROLLOUTS.response_mask)]
+
+    def own(*, rewards, valid, group_ids, response_mask):
+        for tensor in (rewards, valid, group_ids, response_mask):
+            tensor.fill_(1)
+        return rewards
+
+    estimate_advantages(AlgorithmConfig(), REWARDS, ROLLOUTS, function=own)
+    found = (REWARDS.values, REWARDS.valid, ROLLOUTS.group_ids, ROLLOUTS.response_mask)
+    assert all(map(torch.equal, given, found))
 
 
 def test_own_advantage_function_that_returns_nan_is_named():

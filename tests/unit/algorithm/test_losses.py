@@ -372,6 +372,24 @@ def test_own_loss_with_its_own_needs_is_kept_as_it_is():
         loss(**batch, weights=batch["logprobs"])
 
 
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (lambda loss: None, "must return a tensor, it returned a NoneType"),
+        (lambda loss: loss.item(), "must return a tensor, it returned a float"),
+        (torch.Tensor.detach, "returned a tensor without a gradient"),
+    ],
+)
+def test_own_loss_that_nothing_can_be_learned_from_is_named(result, message):
+    def own(*, logprobs, **_):
+        return result(logprobs.sum())
+
+    batch = random_batch()
+    batch["logprobs"].requires_grad_()
+    with pytest.raises(ValueError, match=rf"own at .* {message}"):
+        FunctionLoss(own)(**batch, weights=batch["logprobs"])
+
+
 def test_own_loss_with_a_wrong_shape_is_named():
     def per_response(*, logprobs, **_):
         return logprobs.sum(dim=1)

@@ -149,6 +149,26 @@ def test_advantages_of_a_wrong_shape_are_refused(workers: td.Workers) -> None:
         assert trainer.num_updates == 0
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_advantages_that_are_not_finite_are_refused(workers: td.Workers, value: float) -> None:
+    rollouts = rollout(workers)
+    advantages = contrast(rollouts)
+    advantages[2] = value
+    with workers.train_phase() as trainer, pytest.raises(ValueError, match="not finite"):
+        trainer.update(rollouts, advantages)
+
+
+def test_a_falling_learning_rate_needs_a_number_of_steps(tmp_path: Path) -> None:
+    """Without one it stayed constant, without a word."""
+    trainer = {"lr_schedule": "linear"}
+    with pytest.raises(td.ConfigError, match=r"trainer.lr_schedule: linear has no effect: (?s:.*) set run.steps"):
+        start_tiny(tmp_path / "model", config={"trainer": trainer})
+    workers = start_tiny(tmp_path / "model", lr=1e-3, config={"trainer": trainer, "run": {"steps": 2}})
+    rollouts = rollout(workers)
+    with workers.train_phase() as phase:
+        assert [phase.update(rollouts, contrast(rollouts)).lr for _ in range(2)] == [5e-4, 0.0]
+
+
 def test_fault_12_more_responses_than_the_config_speaks_of_are_several_updates(tmp_path: Path) -> None:
     """In a loop of one's own the number of responses is anybody's: 16 here, for a step of 8 in the config."""
     config = {"data": {"prompts_per_step": 1}, "rollout": {"n": 8}, "trainer": {"mini_batch_responses": 8}}
