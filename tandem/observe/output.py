@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import IO, cast
+from typing import TextIO, cast
 
 
 class Output:
     """Writes to a stream for as long as that works, and then goes on silently: what is shown is on disk as well."""
 
-    def __init__(self, stream: IO[str]) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.encoding = stream.encoding
 
@@ -45,6 +45,6 @@ class Output:
             os.close(nowhere)
 
 
-def lasting(stream: IO[str]) -> IO[str]:
+def lasting(stream: TextIO) -> TextIO:
     """The stream, whose writes do not fail any more."""
-    return cast("IO[str]", Output(stream))
+    return cast("TextIO", Output(stream))
