@@ -28,6 +28,7 @@ from tandem.model.facts import ModelFacts, check_model
 from tandem.model.hf import DTYPES
 from tandem.model.source import resolve_model_path
 from tandem.model.tokenizer import load_tokenizer
+from tandem.rollout.stop import split_stop
 from tandem.runtime.local import ComputeSettings, LocalGroup
 from tandem.trainer.optim import Schedule
 
@@ -148,6 +149,7 @@ def _start(
     with _errors_of(checkpoint):
         tokenizer = load_tokenizer(source)
         facts = check_model(source)
+    split_stop(config.rollout.stop, tokenizer)  # raises where one cannot be found
     if run_folder is not None:
         check_lengths(config, facts)
     train = _train_settings(config, total_steps, loss)
