@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from tandem.errors import CheckpointError, ConfigError, ModelError, Problem
 from tandem.hybrid.phases import Timing, untimed
 from tandem.hybrid.train_phase import TrainSettings
 from tandem.hybrid.worker import Worker, WorkerOptions
-from tandem.hybrid.workers import Workers
+from tandem.hybrid.workers import KeptReference, Workers
 from tandem.model.facts import ModelFacts, check_model
 from tandem.model.hf import DTYPES
 from tandem.model.source import resolve_model_path
@@ -120,13 +121,12 @@ def check_reference(config: Config) -> None:
         ModelError: `algorithm.reference` does not exist.
         CheckpointError: The run to go on with began without a KL term, and did not keep its first model.
     """
-    if config.algorithm.reference is not None:
-        resolve_model_path(config.algorithm.reference, key="algorithm.reference")
-        return
     assert config.run.folder is not None, "the config is not resolved"
     run_folder = Path(config.run.folder)
     _, kept = _reference(config, run_folder, needed=config.algorithm.kl_coef > 0)
-    if kept is not None and not kept.exists() and find_checkpoint(run_folder) is not None:
+    if kept is None or kept.source is not None:
+        return
+    if not kept.folder.exists() and find_checkpoint(run_folder) is not None:
         raise CheckpointError(
             f"algorithm.kl_coef={config.algorithm.kl_coef:g} needs the model of before the first step, which the "
             f"run in {run_folder} did not keep, since it began without a KL term",
@@ -153,19 +153,19 @@ def _start(
     if run_folder is not None:
         check_lengths(config, facts)
     train = _train_settings(config, total_steps, loss)
-    reference, keep_in = _reference(config, run_folder, needed=train.loss.needs_reference)
+    reference, kept = _reference(config, run_folder, needed=train.loss.needs_reference)
     with _errors_of(checkpoint):
         options = _worker_options(config, source, facts)
         group = LocalGroup(lambda: Worker(options, tokenizer), _compute_settings(config.cluster))
     writer = None
     if run_folder is not None:
-        kept = config.checkpoint
+        saving = config.checkpoint
         writer = CheckpointWriter(
             run_folder,
-            keep=kept.keep,
-            keep_best=kept.keep_best,
+            keep=saving.keep,
+            keep_best=saving.keep_best,
             metric=config.evaluation.metric,
-            background=kept.background,
+            background=saving.background,
         )
     return Workers(
         group,
@@ -174,7 +174,7 @@ def _start(
         rollout=config.rollout,
         train=train,
         reference=reference,
-        keep_reference_in=keep_in,
+        kept_reference=kept,
         writer=writer,
         checkpoint=checkpoint,
         timing=timing,
@@ -248,13 +248,31 @@ def _train_settings(config: Config, total_steps: int | None, loss: Loss | LossFu
     )
 
 
-def _reference(config: Config, run_folder: Path | None, *, needed: bool) -> tuple[ModelConfig, Path | None]:
-    """Where the reference comes from, and the folder to keep it in where only this run will have it."""
+def _reference(config: Config, run_folder: Path | None, *, needed: bool) -> tuple[ModelConfig, KeptReference | None]:
+    """Where the reference comes from, and how to keep it where no other place surely has it as long as this run."""
     model = config.model
     if config.algorithm.reference is not None:
-        return model.model_copy(update={"path": config.algorithm.reference, "new": None}), None
-    changed = model.new is not None or config.sft.steps > 0
-    if run_folder is None or not changed or not needed:
+        path, kept = _given_reference(config.algorithm.reference, run_folder if needed else None)
+        return model.model_copy(update={"path": path, "new": None}), kept
+    if run_folder is None or not needed:
+        return model, None
+    if model.new is None and config.sft.steps == 0 and not _may_change(resolve_model_path(str(model.path))):
         return model, None
     folder = run_folder / "reference"
-    return model.model_copy(update={"path": str(folder), "new": None}), folder
+    return model.model_copy(update={"path": str(folder), "new": None}), KeptReference(folder)
+
+
+def _given_reference(given: str, run_folder: Path | None) -> tuple[str, KeptReference | None]:
+    """`algorithm.reference` as it is, or the run's copy of it: another reference has a copy of another name."""
+    folder = None if run_folder is None else run_folder / f"reference_{zlib.crc32(given.encode()):08x}"
+    if folder is not None and folder.exists() and find_checkpoint(folder.parent) is not None:
+        return str(folder), None
+    source = resolve_model_path(given, key="algorithm.reference")
+    if folder is None or isinstance(source, str) or not _may_change(source):
+        return given, None
+    return str(folder), KeptReference(folder, source)
+
+
+def _may_change(model: Path | str) -> bool:
+    """A checkpoint's: its run goes on to a newer one, and deletes it."""
+    return isinstance(model, Path) and (model.resolve().parent / "state.json").is_file()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +33,14 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Mapping[str, Any], *, allow_changes: bool) -> None: ...
 
 
+@dataclass(frozen=True)
+class KeptReference:
+    """A reference that the run keeps itself."""
+
+    folder: Path
+    source: Path | None = None  # what to copy; None = the policy as it is before the first step
+
+
 class Workers:
     """One set of devices that samples and trains, in turns. Made by `start` or `start_workers`."""
 
@@ -43,7 +53,7 @@ class Workers:
         rollout: RolloutConfig,
         train: TrainSettings,
         reference: ModelConfig,
-        keep_reference_in: Path | None = None,
+        kept_reference: KeptReference | None = None,
         writer: CheckpointWriter | None = None,
         checkpoint: Path | None = None,
         timing: Timing = untimed,
@@ -56,7 +66,7 @@ class Workers:
             rollout: How responses are sampled where a call does not say otherwise.
             train: The same for updates.
             reference: Where the reference model is loaded from, if it is needed.
-            keep_reference_in: Folder that `keep_reference` writes, if no other place has the reference.
+            kept_reference: What `keep_reference` writes, if no other place has the reference for as long as the run.
             writer: Of the run's checkpoints.
             checkpoint: The one that the weights were loaded from.
             timing: Called with the name of a piece of work; the context it returns is held meanwhile.
@@ -69,7 +79,7 @@ class Workers:
         self._rollout = rollout
         self._train = train
         self._reference = reference
-        self._keep_reference_in = keep_reference_in
+        self._kept_reference = kept_reference
         self._writer = writer
         self._checkpoint = checkpoint
         self._phases = PhaseMachine()
@@ -143,22 +153,25 @@ class Workers:
         return folder
 
     def keep_reference(self) -> None:
-        """Keep the policy as it is now as the reference for the KL term, in the run's folder.
+        """Keep the reference for the KL term in the run's folder: the policy as it is now, or a copy.
 
-        Needed where no other place has it: after a warm start, or for a model with new weights.
+        Needed where no other place has it: after a warm start, for a model with new weights, for that of a run.
 
         Raises:
             CheckpointError: It cannot be written.
         """
-        folder = self._keep_reference_in
-        if folder is None:
+        kept = self._kept_reference
+        if kept is None:
             return
         try:
-            with complete_or_absent(folder) as partial:  # in place of that of an earlier beginning of this run
-                self._group.call(Worker.save, partial, torch.float32)
+            with complete_or_absent(kept.folder) as partial:  # in place of that of an earlier beginning of this run
+                if kept.source is None:
+                    self._group.call(Worker.save, partial, torch.float32)
+                else:
+                    shutil.copytree(kept.source, partial, dirs_exist_ok=True)
         except OSError as error:
             raise CheckpointError(
-                f"the model before the first step cannot be written to {folder}: {error}",
+                f"the reference cannot be written to {kept.folder}: {error}",
                 remedy="free disk space or set run.folder to another disk, then start the same command again",
             ) from error
 
@@ -210,6 +223,9 @@ class Workers:
         for name, part in parts.items():
             part.load_state_dict(state["parts"][name], allow_changes=allow_changes)
         assert self._writer is not None
+        kept = self._kept_reference
+        if kept is not None and not kept.folder.exists():  # one that was given only now
+            self.keep_reference()
         self._writer.delete_old()  # a killed process may have had no time for it
         return int(state["step"])
 

@@ -127,6 +127,28 @@ def test_a_kl_term_that_comes_later_needs_a_reference_and_is_told_before_anythin
     assert metrics_of(run)[1]["policy/kl"] == 0.0, "the reference is the policy itself"
 
 
+@pytest.mark.parametrize("key", ["model.path", "algorithm.reference"])
+@pytest.mark.parametrize("where", ["run", "checkpoint"])
+def test_a_reference_that_is_a_run_stays_what_it_was_when_that_run_goes_on(
+    tmp_path: Path, key: str, where: str
+) -> None:
+    other = run_to(tmp_path / "other", 1)
+    first = complete_checkpoints(other)[0]
+    path = str(other if where == "run" else first)
+    model = {"path": path, "new": None, "tokenizer": None} if key == "model.path" else small_config(tmp_path)["model"]
+    algorithm = {"kl_coef": 0.1, "reference": None if key == "model.path" else path}
+    changes = {"model": model, "algorithm": algorithm}
+    whole = run_to(tmp_path / "whole", 2, changes)
+    stopped = run_to(tmp_path / "stopped", 1, changes)
+    run_to(tmp_path / "other", 4)
+    assert not first.exists()
+    if where == "checkpoint" and key == "model.path":
+        shutil.copytree(complete_checkpoints(other)[0], first)  # else the model is missed at once
+    run_to(tmp_path / "stopped", 2, changes)
+    assert metrics_of(whole) == metrics_of(stopped)
+    assert metrics_of(whole)[-1]["policy/kl"] > 0
+
+
 def test_moments_of_another_model_are_refused(tmp_path: Path) -> None:
     small = run_to(tmp_path / "small", 1)
     config = small_config(tmp_path / "small")
