@@ -19,6 +19,7 @@ from torch import Tensor
 from tandem.algorithm.masked import Aggregation
 
 
+@runtime_checkable
 class AdvantageFunction(Protocol):
     """Says how much better each response, or each of its tokens, is than expected."""
 
@@ -41,6 +42,7 @@ class AdvantageFunction(Protocol):
         ...
 
 
+@runtime_checkable
 class LossFunction(Protocol):
     """Computes the loss of one micro-batch."""
 
@@ -120,7 +122,7 @@ class Loss(Protocol):
         *,
         logprobs: Float[Tensor, "b L"],
         old_logprobs: Float[Tensor, "b L"],
-        advantages: Float[Tensor, "b L"] | Float[Tensor, "b 1"],
+        advantages: Float[Tensor, " b #L"],
         response_mask: Bool[Tensor, "b L"],
         weights: Float[Tensor, "b L"],
         ref_logprobs: Float[Tensor, "b L"] | None = None,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +46,7 @@ class AttentionCall:
     eager: bool
 
 
+@runtime_checkable
 class Spans(Protocol):
     """What the attention function needs to know of a batch."""
 

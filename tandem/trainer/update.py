@@ -35,7 +35,7 @@ class UpdateBatch:
     """All that an update is computed from. `loss_mask` may leave out whole responses; they are in no denominator."""
 
     rollouts: Rollouts
-    advantages: Float[Tensor, "B L"] | Float[Tensor, "B 1"]
+    advantages: Float[Tensor, " B #L"]
     loss_mask: Bool[Tensor, "B L"]
     old_logprobs: Float[Tensor, "B L"] | None  # None: those of the policy as it is when the update begins
     ref_logprobs: Float[Tensor, "B L"] | None
