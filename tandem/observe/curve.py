@@ -1,4 +1,4 @@
-"""Learning curves of runs as a picture. Needs matplotlib: pip install 'tandem-rl[plot]'."""
+"""Learning curves of runs as a picture. Needs matplotlib: pip install matplotlib."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def draw_curves(runs: Mapping[str, Path], to: Path, *, evaluated: str = "eval/pa
         TandemError: matplotlib is not installed.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise TandemError("drawing needs matplotlib, which is not installed", remedy="pip install 'tandem-rl[plot]'")
+        raise TandemError("drawing needs matplotlib, which is not installed", remedy="pip install matplotlib")
     from matplotlib.figure import Figure  # without pyplot, which would choose a window system for the whole process
 
     lines = {name: read_metrics(folder) for name, folder in runs.items()}

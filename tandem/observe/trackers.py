@@ -148,7 +148,7 @@ def check_trackers(config: TrackingConfig) -> None:
     if missing:
         raise ConfigError(
             [
-                Problem("tracking.to", f"{name} is not installed", f"pip install 'tandem-rl[{name}]', or leave it out")
+                Problem("tracking.to", f"{name} is not installed", f"pip install {name}, or leave it out")
                 for name in missing
             ]
         )
