@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 NUM_TRAIN = 75
@@ -43,6 +44,7 @@ def package_folder() -> Path:
 def make_model(folder: Path) -> None:
     """Turn the GGUF file into a plain folder; it appears under its name only when it is complete."""
     package = package_folder()
+    disable_progress_bar()
     print("reading the GGUF file (20 s or so) ...", flush=True)
     source = AutoModelForCausalLM.from_pretrained(package, gguf_file=GGUF_FILE, dtype=torch.float32)
     settings = source.config.to_dict()
