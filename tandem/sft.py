@@ -12,6 +12,8 @@ from tandem.data.examples import load_examples
 from tandem.hybrid.workers import Workers
 from tandem.observe.console import Console
 
+_FALL = 5  # the learning rate falls to 0 over the last fifth: at a constant one the last batches decide too much
+
 
 def warm_start(
     workers: Workers, config: SftConfig, data: DataConfig, *, seed: int = 0, console: Console | None = None
@@ -39,7 +41,7 @@ def warm_start(
             trainer.supervised_update(
                 [example.prompt_tokens for example in batch],
                 [example.response_tokens for example in batch],
-                lr=config.lr * (1 - step / config.steps),  # at a constant one the last batches decide too much
+                lr=config.lr * min(1.0, _FALL * (1 - step / config.steps)),
             )
             task.advance()
     workers.reset_optimizer()

@@ -16,4 +16,6 @@ class SftConfig(Section):
     )
     steps: CountOrZero = Field(0, description="Optimizer updates of the warm start.")
     batch_size: Count = Field(64, description="Rows per update of the warm start.")
-    lr: Positive = Field(1e-5, description="Learning rate of the warm start's first update; it falls linearly to 0.")
+    lr: Positive = Field(
+        1e-5, description="Learning rate of the warm start; it falls to 0 over the last fifth of the steps."
+    )

@@ -25,16 +25,14 @@ def test_the_held_out_sums_are_seen_by_neither_stage(example: dict[str, Any]) ->
     assert not heldout & train
 
 
-def test_answers_are_right_and_half_of_the_warm_start_is_wrong_in_a_digit(example: dict[str, Any]) -> None:
+def test_answers_are_right_and_nearly_half_of_the_warm_start_is_wrong(example: dict[str, Any]) -> None:
     truths = {row["prompt"]: row["ground_truth"] for row in example["train"]()}
     assert truths["12+34="] == "046"
     assert all(len(truth) == 3 and int(truth) == int(text[:2]) + int(text[3:5]) for text, truth in truths.items())
     rows = list(example["warm_start"]())
     wrong = sum(row["response"] != truths[row["prompt"]] for row in rows) / len(rows)
-    assert 0.49 < wrong < 0.51
+    assert 0.44 < wrong < 0.46
     assert all(len(row["response"]) == 3 for row in rows)
-    differing = {sum(a != b for a, b in zip(row["response"], truths[row["prompt"]], strict=True)) for row in rows}
-    assert differing == {0, 1}
     assert rows == list(example["warm_start"]())
 
 
