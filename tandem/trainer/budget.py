@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 
 _GIB = 1 << 30
 # Fixed, not measured: the cut into micro-batches changes last bits, and the same run must repeat them anywhere.
-_CPU_ACTIVATIONS = _GIB  # of a micro-batch of several sequences: more is no faster
+_CPU_ACTIVATIONS = 2 * _GIB  # half as much is no slower, until a long prompt is run again for each part of its group
 _CPU_LONGEST = 8 * _GIB  # of one sequence, before activations are rather computed twice: a third more work
 _CUDA_SHARE = 0.3
 _CUDA_LONGEST_SHARE = 0.5
