@@ -9,6 +9,8 @@ Each carries what is wrong and a remedy, so that the message alone is enough to 
     ├── RewardError        the reward function: cannot be loaded or called, or too many responses without a reward
     ├── PhaseError         a call outside of the phase in which it is legal
     ├── CheckpointError    a checkpoint or run folder that cannot be written, read or resumed
+    ├── ClusterError       workers that cannot be started: no Ray, too few devices, an address that does not answer
+    ├── WorkerError        a worker's process has died
     ├── TrainingError      training cannot go on, such as non-finite updates in a row
     └── SeveralErrors      several of these at once
 """
@@ -46,6 +48,14 @@ class PhaseError(TandemError):
 
 class CheckpointError(TandemError):
     """A checkpoint or run folder that cannot be written, read or resumed."""
+
+
+class ClusterError(TandemError):
+    """Workers that cannot be started: no Ray, too few devices, an address that does not answer."""
+
+
+class WorkerError(TandemError):
+    """A worker's process has died. A run goes on from its last checkpoint with new workers, up to a limit."""
 
 
 class TrainingError(TandemError):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import jaxtyping
 import pytest
 import torch
 
 import tests.shapes  # noqa: F401 - the hook looks for it among the modules that are loaded
+from tests.ranks import RankProcesses
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # a test that would ask a hub fails at once
 os.environ["HF_DATASETS_OFFLINE"] = "1"
@@ -26,3 +28,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[RankProcesses]:
+    """Processes that can be ranks of a process group; see tests/ranks.py."""
+    processes = RankProcesses()
+    yield processes
+    processes.close()

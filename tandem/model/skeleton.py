@@ -1,0 +1,56 @@
+"""A model without memory for its weights, to be cut into pieces before any are made.
+
+model = skeleton(config)                    parameters on "meta": names, shapes, dtypes, no memory
+fully_shard(...) or a tensor-parallel plan  each rank's pieces, still without memory
+materialise(model, device)                  memory for this rank's pieces only, filled by whoever reads or moves them
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from tandem.model.attention import NAMES, register
+
+
+def skeleton(
+    config: PreTrainedConfig, *, attention: str = NAMES["sdpa"], trust_remote_code: bool = False
+) -> PreTrainedModel:
+    """The model of this config, float32, in evaluation mode, its parameters on the "meta" device, tied ones tied.
+
+    Args:
+        config: From `read_config` or `new_config`.
+        attention: Name of the attention function, `attention_name(config.model)`.
+        trust_remote_code: Code shipped with the model may run.
+    """
+    register()
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            config, attn_implementation=attention, dtype=torch.float32, trust_remote_code=trust_remote_code
+        )
+    model.tie_weights()
+    return model.eval()
+
+
+@torch.no_grad()
+def materialise(model: PreTrainedModel, device: torch.device) -> None:
+    """Give this rank's pieces memory on `device`, with any content; buffers, which no file holds, get their values.
+
+    Call it on the model itself, also where a module around it is sharded, too.
+    """
+    made: dict[int, nn.Parameter] = {}  # unlike `to_empty`, which would untie what is tied
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in made:
+                made[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)
+            module.register_parameter(name, made[id(parameter)])
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = torch.empty_like(buffer, device=device)
+    for parameter in made.values():
+        parameter.__dict__["_is_hf_initialized"] = True  # then the architecture's own recipe leaves it alone
+    for module in model.modules():
+        if next(module.buffers(recurse=False), None) is not None:
+            model._init_weights(module)  # rotary frequencies, embedding scales
+    for parameter in made.values():
+        del parameter.__dict__["_is_hf_initialized"]
