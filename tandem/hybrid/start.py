@@ -156,7 +156,7 @@ def _start(
     reference, kept = _reference(config, run_folder, needed=train.loss.needs_reference)
     with _errors_of(checkpoint):
         options = _worker_options(config, source, facts)
-        group = LocalGroup(lambda: Worker(options, tokenizer), _compute_settings(config.cluster))
+        group = LocalGroup(lambda ranks: Worker(options, tokenizer), _compute_settings(config.cluster))
     writer = None
     if run_folder is not None:
         saving = config.checkpoint

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 import torch
 from torch.utils import deterministic as memory  # its switches are defined at run time
+
+from tandem.model.ranks import ALONE, Ranks
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,15 +53,23 @@ class ComputeSettings:
 class LocalGroup(Generic[W]):
     """A group of one worker, in this process."""
 
-    def __init__(self, make_worker: Callable[[], W], settings: ComputeSettings) -> None:
+    num_workers = 1
+
+    def __init__(self, make_worker: Callable[[Ranks], W], settings: ComputeSettings) -> None:
         self.settings = settings
         with settings.applied():
-            self.worker = make_worker()
+            self.worker = make_worker(ALONE)
+        # Not a daemon: a program that ends by itself waits for its last checkpoint.
+        self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tandem-background")
 
     def call(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run `method` on the worker."""
         with self.settings.applied():
             return method(self.worker, *args, **kwargs)
+
+    def call_each(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        """Run `method` on the worker: a list of one result."""
+        return [self.call(method, *args, **kwargs)]
 
     def stream(
         self, method: Callable[Concatenate[W, P], Iterator[R]], /, *args: P.args, **kwargs: P.kwargs
@@ -72,3 +83,11 @@ class LocalGroup(Generic[W]):
             if item is None:
                 return
             yield item
+
+    def start(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Run `method` in another thread. The settings are those of the whole process: they are left as they are."""
+        return self._background.submit(method, self.worker, *args, **kwargs)
+
+    def close(self) -> None:
+        """Wait for what was started."""
+        self._background.shutdown()
