@@ -17,7 +17,7 @@ _PASS_AT_K = re.compile(r"(?:(?P<name>.+)/)?pass@(?P<k>[1-9][0-9]*)\Z")
 
 def contradictions(config: Config) -> list[Conflict]:
     """All settings that contradict each other, or that no run can follow."""
-    checks = [_model, _data, _sft, _old_logprobs, _reward, _evaluation, _not_finite]
+    checks = [_model, _data, _sft, _old_logprobs, _reward, _workers, _offload, _evaluation, _not_finite]
     if config.data.train is not None:  # else a loop of the user's own says how many responses a step has
         checks += [_rollout, _mini_batches]
     return [conflict for check in checks for conflict in check(config)]
@@ -180,6 +180,28 @@ def _reward(config: Config) -> Iterator[Conflict]:
     if unknown:
         message = f"weighs {', '.join(unknown)}, which is not in reward.function"
         yield Conflict(("reward.weights", "reward.function"), message, f"the names are {', '.join(names)}")
+
+
+def _workers(config: Config) -> Iterator[Conflict]:
+    workers = config.cluster.num_workers
+    counts = (
+        ("rollout.tensor_parallel", config.rollout.tensor_parallel),
+        ("trainer.replicas", config.trainer.replicas),
+    )
+    for key, count in counts:
+        if workers % count:
+            divisors = [str(size) for size in range(1, workers + 1) if workers % size == 0]
+            valid = " or ".join(part for part in (", ".join(divisors[:-1]), divisors[-1]) if part)
+            message = f"is {count}, which does not divide cluster.num_workers={workers}"
+            remedy = f"set it to {valid}, or cluster.num_workers to a multiple of {count}"
+            yield Conflict((key, "cluster.num_workers"), message, remedy)
+
+
+def _offload(config: Config) -> Iterator[Conflict]:
+    if config.trainer.offload == "host" and config.cluster.device == "cpu":
+        message = "is host, but on a CPU the host's memory is where everything is already"
+        remedy = "set trainer.offload=disk to free memory while the policy samples, or none"
+        yield Conflict(("trainer.offload", "cluster.device"), message, remedy)
 
 
 def _evaluation(config: Config) -> Iterator[Conflict]:

@@ -9,7 +9,14 @@ from tandem.config.display import show
 from tandem.config.schema import Config, leaf_keys, value_of
 
 _FREE_SECTIONS = ("checkpoint", "evaluation", "tracking", "cluster")
-_FREE_KEYS = ("run.folder", "run.steps", "run.allow_changes")
+_FREE_KEYS = (
+    "run.folder",
+    "run.steps",
+    "run.allow_changes",
+    "rollout.tensor_parallel",
+    "trainer.replicas",
+    "trainer.offload",
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,8 @@ class Difference:
 
 def difference(old: Config, new: Config) -> Difference:
     """Compare two resolved configs by the rule for resuming: where a run is kept, how long it goes on, what is saved,
-    evaluated and tracked, and on which devices, may change freely; what the policy learns from may not."""
+    evaluated and tracked, and on which devices in which layout, may change freely, although numbers may differ in their
+    last bits then; what the policy learns from may not."""
     changes = [
         Change(key, before, after)
         for key in leaf_keys()

@@ -32,9 +32,11 @@ _SYNONYMS = {
     "max_new_tokens": "rollout.max_response_length",
     "max_tokens": "rollout.max_response_length",
     "max_steps": "run.steps",
+    "num_gpus": "cluster.num_workers",
     "num_iterations": "trainer.update_epochs",
     "num_train_epochs": "data.epochs",
     "output_dir": "run.folder",
+    "tensor_parallel_size": "rollout.tensor_parallel",
 }
 _YES_NO = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
@@ -47,6 +49,7 @@ _HINTS = {
     ("rollout.top_k", "0"): "write null for no filter",
     ("checkpoint.every", "-1"): "write 0 to save at the end only",
     ("evaluation.every", "-1"): "write 0 to evaluate before and after only",
+    ("trainer.offload", "cpu"): "write host, for the host's memory",
     ("model.dtype", "float16"): "write bfloat16 or float32; float16 would need loss scaling",
 }
 

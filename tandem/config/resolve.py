@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Literal
 
 from tandem.config.checks import contradictions, updates_per_step
+from tandem.config.cluster import ClusterConfig
 from tandem.config.schema import Config
 from tandem.errors import ConfigError, Problem
 
 
-def resolve_config(config: Config, *, num_cpus: int, has_cuda: bool, name: str = "run") -> Config:
+def resolve_config(config: Config, *, num_cpus: int, num_gpus: int, name: str = "run") -> Config:
     """Put values in place of `auto`, as far as the machine and the config itself decide them.
 
     `rollout.kv_cache_gib`, `trainer.micro_batch_tokens`, `trainer.packing`, `trainer.activation_checkpointing`,
@@ -19,27 +20,29 @@ def resolve_config(config: Config, *, num_cpus: int, has_cuda: bool, name: str =
     Args:
         config: What was loaded.
         num_cpus: CPUs that this process may use.
-        has_cuda: There is a CUDA device.
+        num_gpus: CUDA devices that this process may use.
         name: Names the run's folder where the config does not, `runs/<name>`: the YAML file's name without its end.
 
     Raises:
         ConfigError: The settings do not fit this machine, or not each other once it is known.
     """
-    if config.cluster.device == "cuda" and not has_cuda:
-        remedy = "set cluster.device=cpu, or check that PyTorch was installed with CUDA and sees the GPU"
-        raise ConfigError([Problem("cluster.device", "is cuda, but there is no CUDA device", remedy)])
-    device = config.cluster.device
-    if device == "auto":
-        device = "cuda" if has_cuda else "cpu"
+    device = _device(config.cluster, num_gpus)
     dtype = config.model.dtype
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" else "float32"
     deterministic = config.cluster.deterministic
     threads = config.cluster.threads
+    if threads == "auto":
+        # Of a cluster nothing is known: as if its machines were like this one.
+        at_most = num_gpus if device == "cuda" and num_gpus else config.cluster.num_workers
+        threads = max(1, num_cpus // min(config.cluster.num_workers, at_most))
+    offload = config.trainer.offload
+    if offload == "auto":
+        offload = "host" if device == "cuda" else "none"
     cluster = {
         "device": device,
         "deterministic": device == "cpu" if deterministic == "auto" else deterministic,
-        "threads": num_cpus if threads == "auto" else threads,
+        "threads": threads,
     }
     attention = "sdpa" if config.model.attention == "auto" else config.model.attention
     model = config.model.model_copy(update={"dtype": dtype, "attention": attention})
@@ -48,6 +51,7 @@ def resolve_config(config: Config, *, num_cpus: int, has_cuda: bool, name: str =
         update={
             "run": config.run.model_copy(update={"folder": folder}),
             "model": model,
+            "trainer": config.trainer.model_copy(update={"offload": offload}),
             "cluster": config.cluster.model_copy(update=cluster),
         }
     )
@@ -57,6 +61,29 @@ def resolve_config(config: Config, *, num_cpus: int, has_cuda: bool, name: str =
     if conflicts:
         raise ConfigError([Problem(item.keys[0], item.message, item.remedy) for item in conflicts])
     return resolved
+
+
+def _device(cluster: ClusterConfig, num_gpus: int) -> Literal["cpu", "cuda"]:
+    """The device of the workers, which are on this machine unless they join a cluster."""
+    if cluster.device == "cpu":
+        return "cpu"
+    if cluster.address is not None:
+        if cluster.device == "auto" and num_gpus == 0:
+            message = "is auto, but this machine has no GPU, which says nothing about those of the cluster"
+            remedy = "set cluster.device=cuda if the cluster has GPUs, else cpu"
+            raise ConfigError([Problem("cluster.device", message, remedy)])
+        return "cuda"
+    if cluster.device == "auto" and num_gpus == 0:
+        return "cpu"
+    if num_gpus == 0:
+        remedy = "set cluster.device=cpu, or check that PyTorch was installed with CUDA and sees the GPU"
+        raise ConfigError([Problem("cluster.device", "is cuda, but there is no CUDA device", remedy)])
+    if cluster.num_workers > num_gpus:
+        gpus = f"{num_gpus} {'GPU' if num_gpus == 1 else 'GPUs'}"
+        message = f"is {cluster.num_workers}, but this machine has {gpus}, and each worker needs one"
+        remedy = f"set it to {num_gpus} at most, join a cluster with cluster.address, or set cluster.device=cpu"
+        raise ConfigError([Problem("cluster.num_workers", message, remedy)])
+    return "cuda"
 
 
 def _old_logprobs(config: Config) -> Literal["update", "rollout", "recompute"]:

@@ -28,11 +28,18 @@ class RolloutConfig(Section):
         (),
         description="Texts or special tokens that end a response, beside every EOS token of the generation config.",
     )
-    max_concurrent: Count = Field(256, description="Most responses decoded at once.")
+    max_concurrent: Count = Field(256, description="Most responses decoded at once by one copy of the weights.")
     kv_cache_gib: Positive | Auto = Field(
         "auto",
         description=(
-            "Memory for keys and values while sampling, in GiB. auto = what max_concurrent responses need, "
-            "a quarter of the memory at most."
+            "Memory of each worker for keys and values while sampling, in GiB. auto = what max_concurrent responses "
+            "need, a quarter of the memory at most, which the workers on a CPU share."
+        ),
+    )
+    tensor_parallel: Count = Field(
+        1,
+        description=(
+            "Workers that hold one copy of the weights together while sampling, each a slice of every layer. "
+            "It divides cluster.num_workers: the others hold further copies and answer other prompts."
         ),
     )

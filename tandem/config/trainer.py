@@ -25,7 +25,9 @@ class TrainerConfig(Section):
     update_epochs: Count = Field(1, description="Passes over the responses of one step.")
     micro_batch_tokens: Count | Auto = Field(
         "auto",
-        description="Most tokens in one forward pass; changes memory and speed only. auto = by the model's shape.",
+        description=(
+            "Most tokens in one forward pass of a worker; changes memory and speed only. auto = by the model's shape."
+        ),
     )
     packing: Auto | Literal["shared_prefix", "varlen", "none"] = Field(
         "auto",
@@ -39,6 +41,20 @@ class TrainerConfig(Section):
     )
     activation_checkpointing: bool | Auto = Field(
         "auto", description="Compute activations again in the backward pass: less memory, more time. auto = if needed."
+    )
+    replicas: Count = Field(
+        1,
+        description=(
+            "Copies of the sharded weights while training, each over cluster.num_workers / replicas workers: more "
+            "copies take more memory and less communication. 1 = shards over all workers."
+        ),
+    )
+    offload: Auto | Literal["none", "host", "disk"] = Field(
+        "auto",
+        description=(
+            "Where optimizer state, float32 weights and the reference are while nobody needs them: none = on the "
+            "device, host = in the host's memory, disk = in the run's folder. auto = host on a GPU, none on a CPU."
+        ),
     )
     lr: Positive = Field(1e-6, description="Learning rate of AdamW, at its highest.")
     lr_schedule: Literal["constant", "linear", "cosine"] = Field(

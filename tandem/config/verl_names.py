@@ -29,7 +29,6 @@ MODEL = "actor_rollout_ref.model."
 ROLLOUT = "actor_rollout_ref.rollout."
 _ROOTS = ("actor_rollout_ref.", "critic.", "reward_model.", "custom_reward_function.", "global_profiler.", "ray_")
 _LATER = "this version has no such option: leave the key out"
-_ONE_PROCESS = "this version runs in one process on one device: leave the key out"
 _NO_LORA = "this version trains all weights, without LoRA: leave the key out"
 _OWN_ENGINE = "this version has its own engine only: leave the key out"
 _BY_TOKENS = "see trainer.micro_batch_tokens, in tokens; auto fits it to the memory"
@@ -105,6 +104,39 @@ def _mini_batch(value: Any, given: Flat) -> Answer:
         return Answer({}, "see trainer.mini_batch_responses, in responses: verl's prompts times rollout.n")
     note = f"verl counts {value} prompts, Tandem counts {value} x {responses} responses"
     return Answer({"trainer.mini_batch_responses": value * responses}, note)
+
+
+def _nodes(value: Any, given: Flat) -> Answer:
+    return _num_workers(value, given.get("trainer.n_gpus_per_node", 8))
+
+
+def _gpus_per_node(value: Any, given: Flat) -> Answer:
+    return _num_workers(given.get("trainer.nnodes", 1), value)
+
+
+def _num_workers(nodes: Any, gpus: Any) -> Answer:
+    if not isinstance(nodes, int) or not isinstance(gpus, int):
+        return Answer({}, "see cluster.num_workers, the GPUs of all nodes together")
+    note = f"{nodes} nodes with {gpus} GPUs each; cluster.address joins them" if nodes > 1 else ""
+    return Answer({"cluster.num_workers": nodes * gpus}, note)
+
+
+def _fsdp_size(value: Any, given: Flat) -> Answer:
+    """verl counts the workers that share one copy of the weights, -1 for all; Tandem counts the copies."""
+    counted = _nodes(given.get("trainer.nnodes", 1), given).settings
+    workers = given.get("cluster.num_workers", counted.get("cluster.num_workers"))
+    if value == -1:
+        return Answer({"trainer.replicas": 1})
+    if not isinstance(value, int) or not isinstance(workers, int) or value < 1 or workers % value:
+        return Answer({}, "see trainer.replicas, in copies of the weights: cluster.num_workers / fsdp_size")
+    note = f"verl counts {value} GPUs for one copy, Tandem counts the copies on {workers}"
+    return Answer({"trainer.replicas": workers // value}, note)
+
+
+def _offload(value: Any, given: Flat) -> Answer:
+    """Two switches of verl, of which one is enough."""
+    is_on = any(given.get(f"{ACTOR}fsdp_config.{kind}_offload") is True for kind in ("param", "optimizer"))
+    return Answer({"trainer.offload": "host" if value is True or is_on else "none"}, "for weights and optimizer alike")
 
 
 def _train_files(value: Any, given: Flat) -> Answer:
@@ -248,10 +280,11 @@ _TABLE: dict[str, Convert] = {
     f"{ACTOR}optim.warmup_style": _words("trainer.lr_schedule", _SCHEDULES),
     f"{ACTOR}optim.lr_scheduler_type": _words("trainer.lr_schedule", _SCHEDULES),
     f"{ACTOR}optim.min_lr_ratio": _same("trainer.lr_final", "for linear and cosine schedules"),
-    f"{ACTOR}fsdp_config.optimizer_offload": _gone(_LATER),
-    f"{ACTOR}fsdp_config.param_offload": _gone(_LATER),
-    f"{ACTOR}fsdp_config.fsdp_size": _gone(_ONE_PROCESS),
+    f"{ACTOR}fsdp_config.optimizer_offload": _offload,
+    f"{ACTOR}fsdp_config.param_offload": _offload,
+    f"{ACTOR}fsdp_config.fsdp_size": _fsdp_size,
     f"{ACTOR}ulysses_sequence_parallel_size": _gone(_LATER),
+    "actor_rollout_ref.ref.fsdp_config.param_offload": _gone("trainer.offload holds for the reference, too"),
     # rollout
     f"{ROLLOUT}name": _gone(_OWN_ENGINE),
     f"{ROLLOUT}mode": _gone(_OWN_ENGINE),
@@ -260,7 +293,7 @@ _TABLE: dict[str, Convert] = {
     f"{ROLLOUT}top_p": _same("rollout.top_p"),
     f"{ROLLOUT}top_k": _unless_positive("rollout.top_k", None),
     f"{ROLLOUT}dtype": _same("model.dtype", "in rollout and training alike"),
-    f"{ROLLOUT}tensor_model_parallel_size": _gone(_ONE_PROCESS),
+    f"{ROLLOUT}tensor_model_parallel_size": _same("rollout.tensor_parallel"),
     f"{ROLLOUT}gpu_memory_utilization": _gone("see rollout.kv_cache_gib, in GiB; auto fits it to the run"),
     f"{ROLLOUT}max_num_seqs": _same("rollout.max_concurrent"),
     f"{ROLLOUT}val_kwargs.n": _same("evaluation.n"),
@@ -288,8 +321,8 @@ _TABLE: dict[str, Convert] = {
     # trainer
     "trainer.total_epochs": _same("data.epochs"),
     "trainer.total_training_steps": _same("run.steps"),
-    "trainer.n_gpus_per_node": _gone(_ONE_PROCESS),
-    "trainer.nnodes": _gone(_ONE_PROCESS),
+    "trainer.n_gpus_per_node": _gpus_per_node,
+    "trainer.nnodes": _nodes,
     "trainer.save_freq": _unless_positive("checkpoint.every", 0),
     "trainer.test_freq": _unless_positive("evaluation.every", 0),
     "trainer.max_actor_ckpt_to_keep": _same("checkpoint.keep"),
@@ -304,6 +337,6 @@ _TABLE: dict[str, Convert] = {
     "trainer.rollout_data_dir": _gone("rollouts are in the run's folder: see tracking.rollouts_every"),
     "trainer.log_val_generations": _gone("rollouts are in the run's folder: see tracking.rollouts_max"),
     "trainer.critic_warmup": _gone("GRPO has no critic: leave the key out"),
-    "trainer.balance_batch": _gone(_ONE_PROCESS),
+    "trainer.balance_batch": _gone("sequences are always spread over the workers by their cost: leave the key out"),
     "trainer.device": _same("cluster.device"),
 }

@@ -44,7 +44,7 @@ def resolve_here(config: Config, *, name: str = "run") -> Config:
     """
     # What this process may use. Only Linux tells it; elsewhere it is what the machine has.
     num_cpus = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return resolve_config(config, num_cpus=num_cpus, has_cuda=torch.cuda.is_available(), name=name)
+    return resolve_config(config, num_cpus=num_cpus, num_gpus=torch.cuda.device_count(), name=name)
 
 
 def start(

@@ -17,6 +17,7 @@ POOL = "unit/rewards/test_reward_pool.py"
 FAULTS = "unit/rewards/test_reward_pool_faults.py"
 WORKER = "unit/hybrid/test_options_reach_the_worker.py"
 RUN = "unit/observe/test_run.py"
+RANKS = "loop/test_ranks.py"
 
 SHOWN_BY: dict[str, str] = {
     **dict.fromkeys(CASES, "loop/test_options_change_a_run.py::test_the_option_changes_the_run"),
@@ -26,6 +27,7 @@ SHOWN_BY: dict[str, str] = {
     "model.attention": f"{WORKER}::test_attention_is_computed_as_the_config_says",
     "rollout.max_concurrent": f"{WORKER}::test_max_concurrent_decides_how_many_responses_are_written_at_once",
     "rollout.kv_cache_gib": f"{WORKER}::test_kv_cache_gib_bounds_the_cache_and_too_little_is_told",
+    "rollout.tensor_parallel": f"{RANKS}::test_tensor_parallel_ranks_sample_like_one",
     "reward.batched": f"{POOL}::test_a_batched_function_is_called_once_for_each_worker",
     "reward.workers": f"{POOL}::test_all_workers_work",
     "reward.concurrency": f"{POOL}::test_concurrency_is_the_limit_over_all_workers",
@@ -37,7 +39,12 @@ SHOWN_BY: dict[str, str] = {
     "trainer.packing": f"{WORKER}::test_packing_decides_how_often_a_prompt_is_run",
     "trainer.logits_chunk_tokens": f"{WORKER}::test_logits_chunk_tokens_bounds_the_logits_in_memory",
     "trainer.activation_checkpointing": f"{WORKER}::test_activation_checkpointing_runs_the_layers_again",
+    "trainer.replicas": f"{RANKS}::test_replicas_hold_equal_shards",
+    "trainer.offload": f"{RANKS}::test_offload_frees_memory_between_the_phases",
     "trainer.max_skipped_updates": f"{WORKER}::test_max_skipped_updates_stops_training",
+    "cluster.num_workers": f"{RANKS}::test_num_workers_ranks_train_like_one",
+    "cluster.address": "loop/test_two_nodes.py::test_a_run_joins_a_cluster",
+    "cluster.max_failures": "loop/test_failures.py::test_after_max_failures_the_run_stops_with_the_workers_error",
     "cluster.device": f"{WORKER}::test_the_device_is_where_the_weights_are",
     "cluster.deterministic": f"{WORKER}::test_threads_and_determinism_hold_while_the_worker_works",
     "cluster.threads": f"{WORKER}::test_threads_and_determinism_hold_while_the_worker_works",

@@ -41,6 +41,32 @@ def test_mini_batches_that_divide_the_step_are_fine():
     assert updates_per_step(config) == 2
 
 
+@pytest.mark.parametrize("key", ["rollout.tensor_parallel", "trainer.replicas"])
+@pytest.mark.parametrize(
+    ("workers", "count", "message"),
+    [
+        (1, 2, "is 2, which does not divide cluster.num_workers=1 -> set it to 1, or cluster.num_workers to"),
+        (2, 3, "is 3, which does not divide cluster.num_workers=2 -> set it to 1 or 2, or cluster.num_workers to"),
+        (
+            6,
+            4,
+            "is 4, which does not divide cluster.num_workers=6 -> set it to 1, 2, 3 or 6, or cluster.num_workers to",
+        ),
+    ],
+)
+def test_fault_45_workers_are_divided_evenly_and_the_valid_numbers_are_named(
+    key: str, workers: int, count: int, message: str
+):
+    found = messages(f"cluster.num_workers={workers}", f"{key}={count}")
+    assert found == [f"{key}: {message} a multiple of {count}"]
+    load_config(None, [*ENOUGH, f"cluster.num_workers={workers}", f"{key}={workers}"])
+
+
+def test_both_layouts_are_checked_at_once():
+    found = messages("cluster.num_workers=4", "rollout.tensor_parallel=3", "trainer.replicas=8")
+    assert [message.partition(":")[0] for message in found] == ["rollout.tensor_parallel", "trainer.replicas"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "start"),
     [
@@ -93,6 +119,7 @@ def test_fault_22_old_logprobs_of_another_distribution_or_precision_are_refused(
             ["reward.function=[maths, my.py:short]", "reward.weights={shrt: 0.1}"],
             ["reward.weights: weighs shrt, which is not in reward.function -> the names are maths, short"],
         ),
+        (["trainer.offload=host", "cluster.device=cpu"], ["trainer.offload: is host, but on a CPU the host's memory"]),
         (["evaluation.data=x", "evaluation.metric=accuracy"], ["evaluation.metric: got accuracy, expected pass@k"]),
         (["evaluation.data=x", "evaluation.metric=pass@0"], ["evaluation.metric: got pass@0, expected pass@k"]),
         (
@@ -133,6 +160,9 @@ def test_fault_44_settings_that_contradict_each_other_are_refused(overrides: lis
         ["evaluation.data=x", "evaluation.metric=some_source/pass@1"],
         ["evaluation.data=x", "evaluation.temperature=0"],
         ["rollout.top_p=0.9"],
+        ["trainer.offload=host", "cluster.device=cuda"],
+        ["trainer.offload=disk", "cluster.device=cpu"],
+        ["cluster.num_workers=8", "rollout.tensor_parallel=4", "trainer.replicas=2", "data.prompts_per_step=1"],
         ["data.chat_template=mine.jinja", "data.system_prompt=x"],
         ["sft.train=x.parquet", "sft.steps=3"],
         ["model.path=null", NEW, "model.tokenizer=x"],

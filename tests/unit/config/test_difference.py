@@ -22,11 +22,21 @@ def test_equal_configs_do_not_differ():
         "evaluation.data=x.parquet",
         "tracking.to=[wandb]",
         "cluster.threads=1",
+        "cluster.num_workers=2",
+        "trainer.offload=disk",
     ],
 )
 def test_what_does_not_change_what_is_learned_may_change_freely(override: str):
     found = difference(load_config(None, ENOUGH), load_config(None, [*ENOUGH, override]))
     assert [change.key for change in found.free] == [override.partition("=")[0]]
+    assert found.guarded == ()
+
+
+def test_a_run_may_go_on_in_another_layout():
+    keys = ["cluster.num_workers", "cluster.address", "rollout.tensor_parallel", "trainer.replicas"]
+    overrides = ["cluster.num_workers=4", "cluster.address=auto", "rollout.tensor_parallel=2", "trainer.replicas=2"]
+    found = difference(load_config(None, ENOUGH), load_config(None, [*ENOUGH, *overrides]))
+    assert {change.key for change in found.free} == set(keys)
     assert found.guarded == ()
 
 

@@ -217,7 +217,7 @@ def test_without_data_a_loop_of_the_users_own_says_what_a_step_is():
     model = {"model": {"path": "Qwen/Qwen3-0.6B"}}
     config = config_from_dict({**values, **model}, need_data=False, need_reward=False)
     assert config.trainer.mini_batch_responses == 12
-    assert resolve_config(config, num_cpus=1, has_cuda=False).rollout.n == 1
+    assert resolve_config(config, num_cpus=1, num_gpus=0).rollout.n == 1
 
 
 @pytest.mark.parametrize("key", ["reward.options", "data.chat_template_options", "model.new"])

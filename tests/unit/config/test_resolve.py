@@ -11,8 +11,9 @@ from tandem.errors import ConfigError
 ENOUGH = ("model.path=Qwen/Qwen3-0.6B", "data.train=train.parquet", "reward.function=exact_match")
 
 
-def resolved(*overrides: str, has_cuda: bool = False) -> Config:
-    return resolve_config(load_config(None, [*ENOUGH, *overrides]), num_cpus=4, has_cuda=has_cuda, name="sums")
+def resolved(*overrides: str, num_gpus: int = 0, num_cpus: int = 4) -> Config:
+    config = load_config(None, [*ENOUGH, *overrides])
+    return resolve_config(config, num_cpus=num_cpus, num_gpus=num_gpus, name="sums")
 
 
 def test_on_a_cpu_everything_is_exact():
@@ -27,49 +28,87 @@ def test_a_run_folder_in_the_home_folder():
 
 
 def test_on_a_gpu_the_computation_is_in_bfloat16():
-    config = resolved(has_cuda=True)
+    config = resolved(num_gpus=1)
     assert (config.cluster.device, config.cluster.deterministic, config.model.dtype) == ("cuda", False, "bfloat16")
 
 
 def test_what_is_given_stays():
     overrides = ("cluster.device=cpu", "cluster.threads=1", "cluster.deterministic=false", "run.folder=here")
-    config = resolved(*overrides, "model.dtype=bfloat16", "model.attention=eager", has_cuda=True)
+    config = resolved(*overrides, "model.dtype=bfloat16", "model.attention=eager", num_gpus=1)
     assert (config.cluster.device, config.cluster.threads, config.cluster.deterministic) == ("cpu", 1, False)
     assert (config.model.dtype, config.model.attention, config.run.folder) == ("bfloat16", "eager", "here")
 
 
 @pytest.mark.parametrize(
-    ("overrides", "has_cuda", "choice"),
+    ("overrides", "num_gpus", "choice"),
     [
-        ([], False, "update"),
-        ([], True, "update"),
-        (["trainer.update_epochs=2"], False, "rollout"),
-        (["trainer.mini_batch_responses=64"], False, "rollout"),
-        (["trainer.update_epochs=2"], True, "recompute"),
-        (["trainer.update_epochs=2", "model.dtype=float32"], True, "rollout"),
-        (["trainer.update_epochs=2", "model.head_dtype=bfloat16"], False, "recompute"),
-        (["rollout.top_p=0.9"], False, "recompute"),
-        (["rollout.top_k=20", "trainer.update_epochs=2"], False, "recompute"),
-        (["algorithm.old_logprobs=recompute"], False, "recompute"),
+        ([], 0, "update"),
+        ([], 1, "update"),
+        (["trainer.update_epochs=2"], 0, "rollout"),
+        (["trainer.mini_batch_responses=64"], 0, "rollout"),
+        (["trainer.update_epochs=2"], 1, "recompute"),
+        (["trainer.update_epochs=2", "model.dtype=float32"], 1, "rollout"),
+        (["trainer.update_epochs=2", "model.head_dtype=bfloat16"], 0, "recompute"),
+        (["rollout.top_p=0.9"], 0, "recompute"),
+        (["rollout.top_k=20", "trainer.update_epochs=2"], 0, "recompute"),
+        (["algorithm.old_logprobs=recompute"], 0, "recompute"),
     ],
 )
-def test_old_logprobs_come_from_the_cheapest_exact_place(overrides: list[str], has_cuda: bool, choice: str):
-    assert resolved(*overrides, has_cuda=has_cuda).algorithm.old_logprobs == choice
+def test_old_logprobs_come_from_the_cheapest_exact_place(overrides: list[str], num_gpus: int, choice: str):
+    assert resolved(*overrides, num_gpus=num_gpus).algorithm.old_logprobs == choice
 
 
 def test_what_only_the_machine_shows_is_refused_then():
     with pytest.raises(ConfigError, match="there is no CUDA device"):
         resolved("cluster.device=cuda")
     with pytest.raises(ConfigError, match="in bfloat16"):
-        resolved("algorithm.old_logprobs=rollout", has_cuda=True)
+        resolved("algorithm.old_logprobs=rollout", num_gpus=1)
     assert resolved("algorithm.old_logprobs=rollout").algorithm.old_logprobs == "rollout"
 
 
 @pytest.mark.parametrize("preset", [*PRESETS, "null"])
-@pytest.mark.parametrize("has_cuda", [False, True])
-def test_a_resolved_config_survives_writing_and_reading_and_is_decided(preset: str, has_cuda: bool, tmp_path: Path):
-    config = resolved(f"algorithm.preset={preset}", "trainer.mini_batch_responses=null", has_cuda=has_cuda)
+@pytest.mark.parametrize("num_gpus", [0, 1])
+def test_a_resolved_config_survives_writing_and_reading_and_is_decided(preset: str, num_gpus: int, tmp_path: Path):
+    config = resolved(f"algorithm.preset={preset}", "trainer.mini_batch_responses=null", num_gpus=num_gpus)
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(config))
     assert load_config(path) == config
-    assert resolve_config(load_config(path), num_cpus=1, has_cuda=has_cuda) == config
+    assert resolve_config(load_config(path), num_cpus=1, num_gpus=num_gpus) == config
+
+
+def test_the_workers_of_a_machine_share_its_cpus():
+    assert resolved("cluster.num_workers=2").cluster.threads == 2
+    assert resolved("cluster.num_workers=3").cluster.threads == 1
+    assert resolved("cluster.num_workers=8").cluster.threads == 1
+    assert resolved("cluster.num_workers=8", "cluster.threads=2").cluster.threads == 2
+    assert resolved("cluster.num_workers=2", "cluster.device=cpu", num_gpus=8, num_cpus=64).cluster.threads == 32
+    two_machines = resolved("cluster.num_workers=16", "cluster.address=head:6379", num_gpus=8, num_cpus=64)
+    assert two_machines.cluster.threads == 8
+
+
+def test_what_waits_goes_to_the_hosts_memory_where_there_is_a_gpu():
+    assert resolved().trainer.offload == "none"
+    assert resolved(num_gpus=1).trainer.offload == "host"
+    assert resolved("cluster.num_workers=8", num_gpus=8).trainer.offload == "host"
+    assert resolved("trainer.offload=none", num_gpus=1).trainer.offload == "none"
+    assert resolved("trainer.offload=disk").trainer.offload == "disk"
+    with pytest.raises(ConfigError, match=r"trainer\.offload: is host, but on a CPU"):
+        resolved("trainer.offload=host")
+
+
+def test_more_workers_than_gpus_are_refused_and_the_number_there_is_is_named():
+    with pytest.raises(ConfigError, match=r"cluster\.num_workers: is 4, but this machine has 2 GPUs(.|\n)*2 at most"):
+        resolved("cluster.num_workers=4", num_gpus=2)
+    with pytest.raises(ConfigError, match="has 1 GPU, and"):
+        resolved("cluster.num_workers=2", "cluster.device=cuda", num_gpus=1)
+    for cure in ("cluster.num_workers=2", "cluster.device=cpu", "cluster.address=head:6379"):
+        resolved("cluster.num_workers=4", cure, num_gpus=2)
+
+
+def test_the_device_of_a_cluster_is_not_guessed_where_this_machine_has_no_gpu():
+    cluster = ("cluster.num_workers=2", "cluster.address=head:6379")
+    with pytest.raises(ConfigError, match=r"cluster\.device: is auto, but this machine has no GPU"):
+        resolved(*cluster)
+    assert resolved(*cluster, "cluster.device=cpu").cluster.device == "cpu"
+    assert resolved(*cluster, "cluster.device=cuda").model.dtype == "bfloat16"
+    assert resolved(*cluster, num_gpus=1).cluster.device == "cuda"

@@ -60,6 +60,13 @@ ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.model.", 
         (f"{ROLLOUT}top_p", 0.9, {"rollout.top_p": 0.9}),
         (f"{ROLLOUT}top_k", -1, {"rollout.top_k": None}),
         (f"{ROLLOUT}max_num_seqs", 256, {"rollout.max_concurrent": 256}),
+        (f"{ROLLOUT}tensor_model_parallel_size", 2, {"rollout.tensor_parallel": 2}),
+        (f"{ACTOR}fsdp_config.param_offload", True, {"trainer.offload": "host"}),
+        (f"{ACTOR}fsdp_config.optimizer_offload", False, {"trainer.offload": "none"}),
+        (f"{ACTOR}fsdp_config.fsdp_size", -1, {"trainer.replicas": 1}),
+        (f"{ACTOR}fsdp_config.fsdp_size", 4, {"trainer.replicas": 2}),
+        ("trainer.n_gpus_per_node", 4, {"cluster.num_workers": 4}),
+        ("trainer.nnodes", 2, {"cluster.num_workers": 16}),
         (f"{ROLLOUT}val_kwargs.n", 4, {"evaluation.n": 4}),
         (f"{ROLLOUT}val_kwargs.temperature", 0, {"evaluation.temperature": 0}),
         ("algorithm.norm_adv_by_std_in_grpo", True, {"algorithm.normalize_std": "group"}),
@@ -85,12 +92,15 @@ def test_a_key_of_verl_has_its_counterpart_and_value(key: str, value: Any, setti
     [
         (f"{MODEL}lora_rank", 32, "without LoRA"),
         (f"{ROLLOUT}name", "vllm", "its own engine only"),
-        (f"{ROLLOUT}tensor_model_parallel_size", 2, "one process on one device"),
         (f"{ROLLOUT}gpu_memory_utilization", 0.5, "see rollout.kv_cache_gib, in GiB"),
         ("algorithm.adv_estimator", "gae", "GRPO only, not gae"),
         ("algorithm.filter_groups.enable", True, "algorithm.idle_groups=drop"),
         ("algorithm.use_kl_in_reward", True, "in the loss only"),
-        ("trainer.n_gpus_per_node", 8, "one process on one device"),
+        ("trainer.n_gpus_per_node", "all", "see cluster.num_workers, the GPUs of all nodes together"),
+        (f"{ACTOR}fsdp_config.fsdp_size", 3, "cluster.num_workers / fsdp_size"),
+        (f"{ACTOR}fsdp_config.fsdp_size", 0, "cluster.num_workers / fsdp_size"),
+        ("actor_rollout_ref.ref.fsdp_config.param_offload", True, "trainer.offload holds for the reference, too"),
+        ("trainer.balance_batch", True, "spread over the workers by their cost"),
         ("critic.optim.lr", 1e-5, "no counterpart"),
         (f"{ACTOR}policy_loss.loss_mode", "gspo", "clipped surrogate only, not gspo"),
         (f"{ACTOR}optim.lr", "${x.lr}", "no interpolation here: write trainer.lr with the value itself"),
@@ -110,6 +120,16 @@ def test_a_key_without_counterpart_says_so(key: str, value: Any, note: str):
         (f"{ACTOR}ppo_mini_batch_size", 64, {"rollout.n": 4}, {"trainer.mini_batch_responses": 256}),
         (f"{ACTOR}ppo_mini_batch_size", 64, {f"{ROLLOUT}n": 5}, {"trainer.mini_batch_responses": 320}),
         (f"{ACTOR}kl_loss_coef", 0.001, {f"{ACTOR}use_kl_loss": True}, {"algorithm.kl_coef": 0.001}),
+        ("trainer.n_gpus_per_node", 4, {"trainer.nnodes": 2}, {"cluster.num_workers": 8}),
+        ("trainer.nnodes", 2, {"trainer.n_gpus_per_node": 4}, {"cluster.num_workers": 8}),
+        (f"{ACTOR}fsdp_config.fsdp_size", 4, {"trainer.nnodes": 2}, {"trainer.replicas": 4}),
+        (f"{ACTOR}fsdp_config.fsdp_size", 2, {"cluster.num_workers": 4}, {"trainer.replicas": 2}),
+        (
+            f"{ACTOR}fsdp_config.param_offload",
+            False,
+            {f"{ACTOR}fsdp_config.optimizer_offload": True},
+            {"trainer.offload": "host"},
+        ),
         (f"{ACTOR}optim.lr_warmup_steps_ratio", 0.1, {"run.steps": 200}, {"trainer.warmup_steps": 20}),
         (
             "custom_reward_function.path",
@@ -139,9 +159,14 @@ def test_every_answer_leads_to_keys_and_values_that_the_config_takes():
         "actor_rollout_ref.actor.kl_loss_coef=0.001",
         "actor_rollout_ref.actor.kl_loss_type=mse",
         "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+        "actor_rollout_ref.actor.fsdp_config.fsdp_size=8",
+        "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True",
         "algorithm.norm_adv_by_std_in_grpo=True",
         "trainer.logger=[console, tensorboard]",
         "trainer.save_freq=-1",
+        "trainer.n_gpus_per_node=8",
+        "trainer.nnodes=2",
     ]
     with pytest.raises(ConfigError) as caught:
         load_config(None, [*ENOUGH, *overrides])
@@ -152,6 +177,7 @@ def test_every_answer_leads_to_keys_and_values_that_the_config_takes():
     config = load_config(None, [*ENOUGH, *ours])
     assert config.trainer.mini_batch_responses == 64
     assert (config.algorithm.kl_coef, config.algorithm.kl_estimator) == (0.001, "k2")
+    assert (config.cluster.num_workers, config.rollout.tensor_parallel, config.trainer.replicas) == (16, 2, 2)
 
 
 def test_a_file_of_verl_is_answered_key_by_key_with_its_lines(tmp_path: Path):
