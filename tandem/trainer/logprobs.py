@@ -10,18 +10,24 @@ from transformers import PreTrainedModel
 from tandem.batch import Rollouts
 from tandem.errors import ModelError
 from tandem.model.attention import NAMES
+from tandem.model.ranks import ALONE, Ranks
 from tandem.trainer.packing import Packing, PackingOptions, pack
 from tandem.trainer.policy import Policy
 
 
 @torch.no_grad()
-def batch_logprobs(policy: Policy, rollouts: Rollouts, options: PackingOptions) -> Float[Tensor, "B L"]:
-    """Log-probs of all response tokens at the rollouts' temperature, without gradients; zeros beyond each response."""
+def batch_logprobs(
+    policy: Policy, rollouts: Rollouts, options: PackingOptions, ranks: Ranks = ALONE
+) -> Float[Tensor, "B L"]:
+    """Log-probs of all response tokens at the rollouts' temperature, without gradients; zeros beyond each response.
+
+    Each of `ranks` runs some of the rows, and all of them get the whole.
+    """
     result = torch.zeros(rollouts.response_tokens.shape, dtype=torch.float32)
-    for rows, row in policy.packed(rollouts, range(len(rollouts)), options):
+    for rows, row in policy.packed(rollouts, range(len(rollouts)), options, ranks):
         logprobs, _ = policy(row, temperature=rollouts.temperature, entropy_gradient=False)
         result[rows] = row.to_matrix(logprobs).cpu()
-    return result
+    return ranks.sum(result.to(policy.device)).cpu()
 
 
 def response_logprobs(

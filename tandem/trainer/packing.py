@@ -30,10 +30,11 @@ class PackingOptions:
 
 @dataclass(frozen=True)
 class Costs:
-    """Floating-point operations of a forward pass: per token in the linear layers, per query-key pair in attention."""
+    """Floating-point operations of a forward pass."""
 
-    per_token: float
-    per_pair: float
+    per_token: float  # in the layers
+    per_pair: float  # of a query and a key, in attention
+    per_target: float  # in the head
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,13 @@ def _num_tokens(prompt: int, lengths: Sequence[int], packing: Packing, costs: Co
 
 
 def pack(rollouts: Rollouts, rows: Sequence[int], *, packing: Packing, costs: Costs, device: torch.device) -> PackedRow:
-    """Lay the sequences of `rows` side by side. Every response has at least one token."""
+    """Lay the sequences of `rows` side by side. Every response has at least one token.
+
+    Without rows it is one token that predicts nothing: a pass over it gives gradients of 0.
+    """
     layout = _Layout(rollouts, rows)
+    if not rows:
+        layout.add_filler()
     for places in _by_group(rollouts, rows):
         prompt = len(rollouts.prompt_of(rows[places[0]]).tokens)
         if _shares(prompt, [len(layout.responses[place]) - 1 for place in places], packing, costs):
@@ -150,6 +156,12 @@ class _Layout:
         prompt = self._add_prompt(place)
         body = self._add_response(place, last_of_prompt=prompt[1] - 1, offset=prompt[1] - prompt[0])
         self.segments.append((prompt[0], body[1]))
+
+    def add_filler(self) -> None:
+        """A token without a response."""
+        self.tokens.append(0)
+        self.positions.append(0)
+        self.segments.append((0, 1))
 
     def _add_prompt(self, place: int) -> tuple[int, int]:
         tokens = self.rollouts.prompt_of(self.rows[place]).tokens

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
 from tandem.batch import Prompt, Response, Rollouts
+from tandem.model.ranks import ALONE, Ranks
 from tandem.trainer.optim import Optimizer
 from tandem.trainer.packing import PackingOptions
 from tandem.trainer.policy import Policy
@@ -34,16 +36,26 @@ def answers_as_rollouts(prompts: Sequence[Sequence[int]], answers: Sequence[Sequ
 
 
 def supervised_update(
-    policy: Policy, optimizer: Optimizer, rollouts: Rollouts, packing: PackingOptions, *, lr: float
+    policy: Policy,
+    optimizer: Optimizer,
+    rollouts: Rollouts,
+    packing: PackingOptions,
+    ranks: Ranks = ALONE,
+    *,
+    lr: float,
 ) -> float:
-    """One optimizer step on the mean negative log-prob of all response tokens; returns that mean."""
+    """One optimizer step on the mean negative log-prob of all response tokens; returns that mean.
+
+    Each of `ranks` runs some of the rows, as in `update_policy`.
+    """
     num_tokens = int(rollouts.response_mask.sum())
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device=policy.device)
     with optimizer.weights.collecting():
-        for _, row in policy.packed(rollouts, range(len(rollouts)), packing):
+        for _, row in policy.packed(rollouts, range(len(rollouts)), packing, ranks):
             logprobs, _ = policy(row, temperature=1.0, entropy_gradient=False)
             loss = -logprobs.sum() / num_tokens
             loss.backward()
-            total += loss.detach().double().cpu()
-        optimizer.step(lr, loss_is_finite=bool(torch.isfinite(total)))
-    return float(total)
+            total += loss.detach().double()
+        value = float(ranks.sum(total))
+        optimizer.step(lr, loss_is_finite=math.isfinite(value))
+    return value

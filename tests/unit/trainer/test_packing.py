@@ -18,7 +18,7 @@ from tandem.trainer.packing import (
 )
 from tests.unit.trainer.made import make_rollouts
 
-COSTS = Costs(per_token=1000.0, per_pair=100.0)
+COSTS = Costs(per_token=1000.0, per_pair=100.0, per_target=500.0)
 CPU = torch.device("cpu")
 
 
