@@ -29,8 +29,8 @@ class ClusterConfig(Section):
     max_failures: CountOrZero = Field(
         3,
         description=(
-            "When a worker dies, all are started anew and go on from the last checkpoint, so many times in a row at "
-            "most. 0 = stop at once."
+            "When a worker dies, all are started anew and go on from the last checkpoint, so many times at most; a new "
+            "checkpoint starts the count again. 0 = stop at once."
         ),
     )
     device: Auto | Literal["cpu", "cuda"] = Field(
