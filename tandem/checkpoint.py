@@ -234,7 +234,7 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
-def optimizer_tensors(names: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def optimizer_tensors(names: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """AdamW's state by name; moments that do not exist yet are zeros, as AdamW would make them."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in names.items():

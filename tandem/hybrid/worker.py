@@ -165,12 +165,15 @@ class Worker:
 
     def tensors(self, *, copy: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The weights and the optimizer's moments, by the model's own names, in host memory; see `host_tensors`."""
-        names = self.weights.named()
+        names = self._masters()
         return host_tensors(names, copy=copy), host_tensors(optimizer_tensors(names, self.optimizer.adamw), copy=copy)
+
+    def _masters(self) -> dict[str, Tensor]:
+        return {name: shard.tensor for name, shard in self.weights.shards().items()}
 
     def load_optimizer(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
         """Take up the moments of a checkpoint. The weights were loaded from it when the worker was made."""
-        read_moments(checkpoint, optimizer_tensors(self.weights.named(), self.optimizer.adamw))
+        read_moments(checkpoint, optimizer_tensors(self._masters(), self.optimizer.adamw))
         self.optimizer.skipped_in_row = int(state["skipped_in_row"])
 
     def writer(self) -> Callable[[Mapping[str, Tensor], Path], None]:
@@ -182,4 +185,4 @@ class Worker:
 
     def save(self, folder: Path, dtype: torch.dtype | None, weights: Mapping[str, Tensor] | None = None) -> None:
         """Write a Hugging Face folder of the float32 masters, or of copies of them, cast to `dtype`."""
-        save_model(self.model, folder, tokenizer=self.tokenizer, weights=weights or self.weights.named(), dtype=dtype)
+        save_model(self.model, folder, tokenizer=self.tokenizer, weights=weights or self._masters(), dtype=dtype)

@@ -12,10 +12,22 @@ from tandem.model.attention import Spans
 
 
 def hidden_states(
-    model: PreTrainedModel, tokens: Int[Tensor, "b T"], positions: Int[Tensor, "b T"], spans: Spans
+    model: PreTrainedModel,
+    tokens: Int[Tensor, "b T"],
+    positions: Int[Tensor, "b T"],
+    spans: Spans,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "b T D"]:
-    """The model's body on these tokens, with the attention that `spans` describe."""
-    embeddings = model.get_input_embeddings()(tokens).to(body_dtype(model))
+    """The model's body on these tokens, with the attention that `spans` describe.
+
+    Args:
+        model: A causal language model with Tandem's attention.
+        tokens, positions: What runs.
+        spans: Which query sees which key.
+        dtype: What the layers compute in. None = what their weights are in, which under FSDP is float32 all the same.
+    """
+    embeddings = model.get_input_embeddings()(tokens).to(dtype or body_dtype(model))
     output = model.base_model(inputs_embeds=embeddings, position_ids=positions, use_cache=False, spans=spans)
     return output.last_hidden_state
 

@@ -37,13 +37,13 @@ def skeleton(
 def materialise(model: PreTrainedModel, device: torch.device) -> None:
     """Give this rank's pieces memory on `device`, with any content; buffers, which no file holds, get their values.
 
-    Call it on the model itself, also where a module around it is sharded, too.
+    Call it on the model itself, also where a module around it is sharded, too. Parameters with memory keep it.
     """
     made: dict[int, nn.Parameter] = {}  # unlike `to_empty`, which would untie what is tied
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) not in made:
-                made[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)
+                made[id(parameter)] = _with_memory(parameter, device)
             module.register_parameter(name, made[id(parameter)])
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = torch.empty_like(buffer, device=device)
@@ -54,3 +54,9 @@ def materialise(model: PreTrainedModel, device: torch.device) -> None:
             model._init_weights(module)  # rotary frequencies, embedding scales
     for parameter in made.values():
         del parameter.__dict__["_is_hf_initialized"]
+
+
+def _with_memory(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
+    if not parameter.is_meta:
+        return parameter
+    return nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)

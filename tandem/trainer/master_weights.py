@@ -7,12 +7,16 @@ float32, and after each optimizer step the masters are rounded into the copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from tandem.model.shards import Shard
+from tandem.trainer.weights import Collector, local_gradient_norm
 
 
 def round_weights(model: PreTrainedModel, *, body_dtype: torch.dtype, head_dtype: torch.dtype) -> dict[str, Tensor]:
@@ -38,7 +42,9 @@ def round_weights(model: PreTrainedModel, *, body_dtype: torch.dtype, head_dtype
 
 
 class MasterWeights:
-    """float32 masters of a model's parameters. Where the model already computes in float32, they are the same tensors.
+    """float32 masters of a whole model's parameters: `Weights` on one rank.
+
+    Where the model already computes in float32, masters and parameters are the same tensors.
 
     Args:
         model, body_dtype, head_dtype: See `round_weights`.
@@ -47,55 +53,35 @@ class MasterWeights:
     def __init__(self, model: PreTrainedModel, *, body_dtype: torch.dtype, head_dtype: torch.dtype) -> None:
         self._compute: dict[str, nn.Parameter] = dict(model.named_parameters())  # a tied tensor is listed once
         self._masters: dict[str, nn.Parameter] = dict(self._compute)
-        self._is_collecting = False
         for name, original in round_weights(model, body_dtype=body_dtype, head_dtype=head_dtype).items():
             self._masters[name] = nn.Parameter(original)
-            self._compute[name].register_post_accumulate_grad_hook(self._collector(name))
-
-    def _collector(self, name: str) -> Callable[[Tensor], None]:
-        def collect(parameter: Tensor) -> None:
-            if not self._is_collecting:
-                return
-            master = self._masters[name]
-            assert parameter.grad is not None
-            if master.grad is None:
-                master.grad = parameter.grad.float()
-            else:
-                master.grad.add_(parameter.grad)
-            parameter.grad = None
-
-        return collect
-
-    @contextmanager
-    def collecting(self) -> Generator[None]:
-        """Gradients of the block reach the masters. Those of a backward pass elsewhere stay where PyTorch puts them.
-
-        It begins without gradients, and leaves none, whatever ends it: not even those of half an update.
-        """
-        self._clear()
-        self._is_collecting = True
-        try:
-            yield
-        finally:
-            self._is_collecting = False
-            self._clear()
-
-    def _clear(self) -> None:
-        for parameter in (*self._compute.values(), *self._masters.values()):
-            parameter.grad = None
+        self._collector = Collector(self._masters, self._compute)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """What the optimizer updates."""
+        """See `Weights`."""
         return iter(self._masters.values())
 
-    def named(self) -> Mapping[str, nn.Parameter]:
-        """Masters by the model's own names, tied tensors once."""
-        return self._masters
+    def shards(self) -> Mapping[str, Shard]:
+        """See `Weights`: all rows of each master."""
+        return {name: Shard.whole(master) for name, master in self._masters.items()}
+
+    def collecting(self) -> AbstractContextManager[None]:
+        """See `Weights`."""
+        return self._collector.collecting()
+
+    def gradient_norm(self) -> Float[Tensor, ""]:
+        """See `Weights`."""
+        return local_gradient_norm(self.parameters())
 
     @torch.no_grad()
     def write_back(self) -> None:
         """Round the masters into the weights that the model computes with."""
-        for name, master in self._masters.items():
-            compute = self._compute[name]
-            if compute is not master:
-                compute.copy_(master)
+        for name, master in self._separate():
+            self._compute[name].copy_(master)
+
+    def freeable(self) -> list[Tensor]:
+        """See `Weights`: the masters that are not the model's own tensors."""
+        return [master for _, master in self._separate()]
+
+    def _separate(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((name, master) for name, master in self._masters.items() if master is not self._compute[name])

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tandem.errors import TrainingError
-from tandem.trainer.master_weights import MasterWeights
+from tandem.trainer.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class StepOutcome:
 
 
 class Optimizer:
-    """AdamW (arXiv:1711.05101) on the master weights.
+    """AdamW (arXiv:1711.05101) on the float32 weights, or on this rank's rows of them.
 
     Args:
-        weights: Whose masters are updated.
+        weights: What is updated.
         betas, weight_decay: AdamW's. Norms and biases decay like all weights, as in the reference implementations.
         max_grad_norm: Gradients of a larger norm are scaled down to it.
         max_skipped: Raise when more than so many updates in a row were not finite.
@@ -63,7 +63,7 @@ class Optimizer:
 
     def __init__(
         self,
-        weights: MasterWeights,
+        weights: Weights,
         *,
         betas: tuple[float, float] = (0.9, 0.999),
         weight_decay: float = 0.0,
@@ -87,14 +87,19 @@ class Optimizer:
     def step(self, lr: float, *, loss_is_finite: bool) -> StepOutcome:
         """Clip, update, and clear the gradients. Without a finite loss and gradient nothing changes but a counter.
 
+        Every rank must call it. The norm is that of all ranks' gradients, so all of them take the step, or none.
+
+        Args:
+            lr: Learning rate.
+            loss_is_finite: Of the whole mini-batch, the same on every rank.
+
         Raises:
             TrainingError: Too many skipped in a row.
         """
-        parameters = [parameter for parameter in self.weights.parameters() if parameter.grad is not None]
-        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        norm = self.weights.gradient_norm()
         finite = loss_is_finite and bool(torch.isfinite(norm))
         if finite:
-            nn.utils.clip_grads_with_norm_(parameters, self.max_grad_norm, norm)
+            nn.utils.clip_grads_with_norm_(self.weights.parameters(), self.max_grad_norm, norm)
             for group in self.adamw.param_groups:
                 group["lr"] = lr
             self.adamw.step()

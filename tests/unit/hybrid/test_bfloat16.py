@@ -59,16 +59,16 @@ def test_updates_too_small_for_bfloat16_are_not_lost(tmp_path: Path) -> None:
     """The masters take each of them, and what is exported has them."""
     workers = start_tiny(tmp_path / "model", lr=1e-6, config=BF16)
     rollouts = rollout(workers)
-    before = {name: weight.clone() for name, weight in worker_of(workers).weights.named().items()}
+    before = {name: shard.tensor.clone() for name, shard in worker_of(workers).weights.shards().items()}
     with workers.train_phase() as trainer:
         trainer.update(rollouts, contrast(rollouts))
-    after = worker_of(workers).weights.named()
-    moved = torch.cat([(after[name] != before[name]).flatten() for name in before])
+    after = worker_of(workers).weights.shards()
+    moved = torch.cat([(after[name].tensor != before[name]).flatten() for name in before])
     assert moved.float().mean() > 0.9
     workers.export(tmp_path / "export", dtype=torch.float32)
     saved = load_file(tmp_path / "export" / "model.safetensors")
     name = "model.layers.0.mlp.up_proj.weight"
-    assert torch.equal(saved[name], after[name])
+    assert torch.equal(saved[name], after[name].tensor)
 
 
 def test_what_is_exported_has_the_precision_of_the_folder_it_came_from(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ BF16 = torch.bfloat16
 def test_in_float32_the_masters_are_the_model() -> None:
     learner = trainee()
     named = dict(learner.model.named_parameters())
-    assert all(learner.weights.named()[name] is weight for name, weight in named.items())
-    assert learner.weights.named().keys() == named.keys()
+    assert all(learner.weights.shards()[name].tensor is weight for name, weight in named.items())
+    assert learner.weights.shards().keys() == named.keys()
 
 
 def test_a_tied_head_is_float32_and_one_tensor() -> None:
@@ -41,7 +41,7 @@ def test_a_small_learning_rate_moves_masters_where_bfloat16_weights_would_not_mo
     lr, steps = 1e-6, 100
     learner = trainee(body_dtype=BF16)
     name = "model.layers.0.mlp.up_proj.weight"
-    compute, master = learner.model.get_parameter(name), learner.weights.named()[name]
+    compute, master = learner.model.get_parameter(name), learner.weights.shards()[name].tensor
     start = compute.detach().clone()
     alone = torch.nn.Parameter(start.clone())
     without_masters = torch.optim.AdamW([alone], lr=lr, weight_decay=0.0)
@@ -66,7 +66,7 @@ def test_gradients_of_micro_batches_are_added_up_in_float32() -> None:
     """256 + 1 is 256 in bfloat16: the ninth bit is lost there, and every small micro-batch after a large one."""
     learner = trainee(body_dtype=BF16)
     name = "model.layers.0.mlp.up_proj.weight"
-    compute, master = learner.model.get_parameter(name), learner.weights.named()[name]
+    compute, master = learner.model.get_parameter(name), learner.weights.shards()[name].tensor
     with learner.weights.collecting():
         for scale in (256.0, 1.0, 1.0, 1.0):
             (compute.float() * scale).sum().backward()
@@ -80,7 +80,7 @@ def test_gradients_of_micro_batches_are_added_up_in_float32() -> None:
 def test_a_backward_pass_of_ones_own_leaves_its_gradients_on_the_model() -> None:
     learner = trainee(body_dtype=BF16)
     name = "model.layers.0.mlp.up_proj.weight"
-    compute, master = learner.model.get_parameter(name), learner.weights.named()[name]
+    compute, master = learner.model.get_parameter(name), learner.weights.shards()[name].tensor
     compute.float().sum().backward()
     assert compute.grad is not None
     assert master.grad is None
@@ -106,4 +106,4 @@ def test_write_back_rounds_the_masters_into_the_model() -> None:
             master.mul_(1.01)
     learner.weights.write_back()
     for name, compute in learner.model.named_parameters():
-        assert torch.equal(compute, learner.weights.named()[name].to(compute.dtype)), name
+        assert torch.equal(compute, learner.weights.shards()[name].tensor.to(compute.dtype)), name
