@@ -8,8 +8,11 @@ from typing import Literal
 import torch
 from transformers import PreTrainedConfig
 
+from tandem.model.ranks import ALONE, Ranks
+
 _GIB = 1 << 30
 # Fixed, not measured: the cut into micro-batches changes last bits, and the same run must repeat them anywhere.
+# On CPUs for all ranks together, wherever they are: they may share one machine.
 _CPU_ACTIVATIONS = 2 * _GIB  # half as much is no slower, until a long prompt is run again for each part of its group
 _CPU_LONGEST = 8 * _GIB  # of one sequence, before activations are rather computed twice: a third more work
 _CUDA_SHARE = 0.3
@@ -49,8 +52,11 @@ def plan_memory(
     max_sequence: int,
     micro_batch_tokens: int | Literal["auto"] = "auto",
     activation_checkpointing: bool | Literal["auto"] = "auto",
+    ranks: Ranks = ALONE,
 ) -> MemoryPlan:
     """Choose what is `auto`. Checkpointing is switched on where one longest sequence would take too much without.
+
+    The same on every rank, or they would cut a batch differently and wait for one another without end.
 
     Args:
         config: The model's.
@@ -58,10 +64,11 @@ def plan_memory(
         device: Where.
         max_sequence: Longest prompt and response together, in tokens.
         micro_batch_tokens, activation_checkpointing: What the config says.
+        ranks: Those that train the model together; each must call this, as GPUs ask one another for the smallest.
     """
-    budget, bearable = _CPU_ACTIVATIONS, _CPU_LONGEST
+    budget, bearable = _CPU_ACTIVATIONS // ranks.size, _CPU_LONGEST // ranks.size
     if device.type == "cuda":
-        memory = torch.cuda.get_device_properties(device).total_memory
+        memory = min(ranks.gather(torch.cuda.get_device_properties(device).total_memory))
         budget, bearable = int(memory * _CUDA_SHARE), int(memory * _CUDA_LONGEST_SHARE)
     per_token = activation_bytes_per_token(config, dtype)
     if activation_checkpointing == "auto":

@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
+from tandem.model.ranks import Ranks
 from tandem.trainer.budget import MemoryPlan, activation_bytes_per_token, plan_memory
 from tests.tiny import ARCHITECTURES, tiny_model
 
@@ -67,3 +68,13 @@ def test_checkpointing_leaves_room_for_more_tokens() -> None:
     config = AutoConfig.for_model("llama", hidden_size=1024, intermediate_size=4096, num_hidden_layers=8)
     without = plan(config, activation_checkpointing=False).micro_batch_tokens
     assert plan(config, activation_checkpointing=True).micro_batch_tokens > 2 * without
+
+
+def test_ranks_on_cpus_have_the_memory_of_one_together_and_all_the_same_plan() -> None:
+    """However they are spread over machines: a run that starts anew on others must cut its batches as before."""
+    config = AutoConfig.for_model("llama", hidden_size=1024, intermediate_size=4096, num_hidden_layers=8)
+    alone = plan(config).micro_batch_tokens
+    plans = [plan(config, ranks=ranks) for ranks in (Ranks(0, 2, 2), Ranks(1, 2, 2), Ranks(0, 2, 1))]
+    assert [each.micro_batch_tokens for each in plans] == [alone // 2] * 3
+    assert plan(config, max_sequence=7000) == MemoryPlan(alone, False)
+    assert plan(config, max_sequence=7000, ranks=Ranks(0, 2, 2)).activation_checkpointing
