@@ -189,9 +189,9 @@ def _workers(config: Config) -> Iterator[Conflict]:
         ("trainer.replicas", config.trainer.replicas),
     )
     for key, count in counts:
-        if workers % count:
+        if workers > 1 and workers % count:  # a single worker has nothing to divide: see effects
             divisors = [str(size) for size in range(1, workers + 1) if workers % size == 0]
-            valid = " or ".join(part for part in (", ".join(divisors[:-1]), divisors[-1]) if part)
+            valid = f"{', '.join(divisors[:-1])} or {divisors[-1]}"
             message = f"is {count}, which does not divide cluster.num_workers={workers}"
             remedy = f"set it to {valid}, or cluster.num_workers to a multiple of {count}"
             yield Conflict((key, "cluster.num_workers"), message, remedy)

@@ -83,7 +83,9 @@ def _idle(config: Config) -> Iterator[_Idle]:
         yield _Idle(("evaluation.patience",), "evaluation.every", reason, "set it to 1 or more")
     if config.cluster.num_workers == 1:
         keys, decided_by = ("cluster.address", "cluster.max_failures"), "cluster.num_workers"
-        yield _Idle(keys, decided_by, f"{decided_by} is 1: this process does the work", "set it to 2 or more")
+        keys += ("rollout.tensor_parallel", "trainer.replicas")
+        reason, remedy = f"{decided_by} is 1, so there is nothing to share", f"set {decided_by} to 2 or more"
+        yield _Idle(keys, decided_by, reason, remedy)
     if not {"wandb", "trackio"} & set(config.tracking.to):
         reason, remedy = "only wandb and trackio have projects", "add one of them to tracking.to"
         yield _Idle(("tracking.project",), "tracking.to", reason, remedy)

@@ -45,7 +45,6 @@ def test_mini_batches_that_divide_the_step_are_fine():
 @pytest.mark.parametrize(
     ("workers", "count", "message"),
     [
-        (1, 2, "is 2, which does not divide cluster.num_workers=1 -> set it to 1, or cluster.num_workers to"),
         (2, 3, "is 3, which does not divide cluster.num_workers=2 -> set it to 1 or 2, or cluster.num_workers to"),
         (
             6,

@@ -26,6 +26,8 @@ ENOUGH = ("model.path=Qwen/Qwen3-0.6B", "data.train=train.parquet", "reward.func
         (["evaluation.patience=3", "evaluation.data=x", "evaluation.every=0"], ["evaluation.every=1"]),
         (["cluster.address=10.0.0.1:6379"], ["cluster.num_workers=2"]),
         (["cluster.max_failures=0"], ["cluster.num_workers=2"]),
+        (["rollout.tensor_parallel=2"], ["cluster.num_workers=2"]),
+        (["trainer.replicas=2"], ["cluster.num_workers=4"]),
         (["tracking.project=sums", "tracking.to=[tensorboard]"], ["tracking.to=[wandb]"]),
         (["tracking.rollouts_max=8", "tracking.rollouts_every=0"], ["tracking.rollouts_every=1"]),
     ],
@@ -67,9 +69,13 @@ def test_what_the_command_line_switches_off_takes_the_files_settings_along(tmp_p
 
 def test_one_worker_on_the_command_line_takes_the_files_cluster_along(tmp_path: Path):
     path = tmp_path / "run.yaml"
-    path.write_text("cluster: {num_workers: 8, address: auto, max_failures: 1}\n")
-    cluster = load_config(path, [*ENOUGH, "cluster.num_workers=1"]).cluster
-    assert (cluster.num_workers, cluster.address, cluster.max_failures) == (1, None, 3)
+    path.write_text(
+        "cluster: {num_workers: 8, address: auto, max_failures: 1}\nrollout: {tensor_parallel: 2}\n"
+        "trainer: {replicas: 2}\n"
+    )
+    config = load_config(path, [*ENOUGH, "cluster.num_workers=1"])
+    assert (config.cluster.num_workers, config.cluster.address, config.cluster.max_failures) == (1, None, 3)
+    assert (config.rollout.tensor_parallel, config.trainer.replicas) == (1, 1)
 
 
 def test_a_file_that_switches_off_what_it_sets_is_refused(tmp_path: Path):
