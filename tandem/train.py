@@ -10,7 +10,8 @@ from tandem.algorithm.protocols import AdvantageFunction, Loss, LossFunction
 from tandem.collect import collect
 from tandem.config.schema import Config
 from tandem.evaluate import evaluate
-from tandem.hybrid.start import start_workers
+from tandem.hybrid.restart import outlive_workers
+from tandem.hybrid.start import resolve_here, start_workers
 from tandem.observe.run import Run
 from tandem.observe.stop import Stop
 from tandem.prepare import prepare
@@ -29,7 +30,8 @@ def train(
 ) -> Path:
     """Train the policy that `config` describes; return the run's folder. (GRPO: arXiv:2402.03300, algorithm 1)
 
-    A run folder that holds a checkpoint is gone on with.
+    A run folder that holds a checkpoint is gone on with. Several workers that lose one are replaced, and the run goes on
+    from its last checkpoint.
 
     Args:
         config: From `load_config` or `config_from_dict`.
@@ -41,6 +43,21 @@ def train(
     Raises:
         TandemError: Whatever is wrong, with a remedy; as much as possible before the model is loaded.
     """
+    config = resolve_here(config)
+    return outlive_workers(
+        config, lambda: _train(config, reward=reward, advantage=advantage, loss=loss, stop=stop)
+    )
+
+
+def _train(
+    config: Config,
+    *,
+    reward: Callable[..., object] | None,
+    advantage: AdvantageFunction | None,
+    loss: Loss | LossFunction | None,
+    stop: Stop | None,
+) -> Path:
+    """The run, from its newest checkpoint to its end."""
     plan = prepare(config, reward)
     config, prompts, seed = plan.config, plan.prompts, plan.config.run.seed
     with (

@@ -2,70 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from tandem.checkpoint import find_checkpoint
 from tandem.config.schema import Config
 from tandem.errors import WorkerError
 from tandem.observe.console import Console
 
+T = TypeVar("T")
 
-def attempts(config: Config) -> Iterator[AbstractContextManager[None]]:
-    """Attempts at one run, each to be entered: `for attempt in attempts(config): with attempt: return ...`.
 
-    An attempt swallows the death of a worker, and what a worker's libraries raise (a lost connection, memory that has
-    run out), as long as there were at most `cluster.max_failures` of them without a new checkpoint in between. One
-    process has no workers that could die without it: there every error is the last.
+def outlive_workers(config: Config, run: Callable[[], T]) -> T:
+    """Call `run`, and again where a worker has died meanwhile: it starts new ones and goes on where it can.
+
+    A worker's death counts, and so does what its libraries raise: a lost connection, memory that has run out. One
+    process has no workers that could die without it: there the first error is the last, as are all errors that would
+    only come again.
 
     Args:
         config: Resolved.
+        run: Starts workers, goes on from the run's newest checkpoint, and ends its workers, whatever happens.
+
+    Raises:
+        WorkerError, RuntimeError: More than `cluster.max_failures` in a row, without a new checkpoint between them.
     """
     assert config.run.folder is not None, "the config is not resolved"
-    failures = _Failures(Path(config.run.folder), most=config.cluster.max_failures)
+    run_folder, most = Path(config.run.folder), config.cluster.max_failures
+    in_a_row, seen = 0, find_checkpoint(run_folder)
     while True:
-        yield failures.survived() if config.cluster.num_workers > 1 else _single()
-
-
-@contextmanager
-def _single() -> Generator[None]:
-    yield
-
-
-class _Failures:
-    """Counts those in a row."""
-
-    def __init__(self, run_folder: Path, *, most: int) -> None:
-        self._run_folder = run_folder
-        self._most = most
-        self._in_a_row = 0
-        self._checkpoint: Path | None = None
-
-    @contextmanager
-    def survived(self) -> Generator[None]:
-        """Swallow a failure, unless there were too many of them."""
         try:
-            yield
+            return run()
         except (WorkerError, RuntimeError) as error:
-            self._count()
-            if self._in_a_row > self._most:
+            if config.cluster.num_workers == 1:
+                raise
+            checkpoint = find_checkpoint(run_folder)
+            in_a_row = in_a_row + 1 if checkpoint == seen else 1
+            seen = checkpoint
+            if in_a_row > most:
                 error.add_note(
-                    f"This was failure {self._in_a_row} in a row without a new checkpoint "
-                    f"(cluster.max_failures={self._most}): the run stops here; the same command goes on."
+                    f"Failure {in_a_row} in a row without a new checkpoint (cluster.max_failures={most}): the run "
+                    "stops. The same command goes on from its last checkpoint."
                 )
                 raise
-            self._tell(error)
-
-    def _count(self) -> None:
-        checkpoint = find_checkpoint(self._run_folder)
-        self._in_a_row = self._in_a_row + 1 if checkpoint == self._checkpoint else 1
-        self._checkpoint = checkpoint
-
-    def _tell(self, error: Exception) -> None:
-        goes_on = "starts again" if self._checkpoint is None else f"goes on from {self._checkpoint.name}"
-        Console().warn(
-            "workers lost",
-            f"{type(error).__name__}: {error}",
-            f"The run {goes_on} with new workers (failure {self._in_a_row} of at most {self._most} in a row).",
-        )
+            goes_on = "starts again" if checkpoint is None else f"goes on from {checkpoint.name}"
+            Console().warn(
+                "workers lost",
+                f"{type(error).__name__}: {error}",
+                f"the run {goes_on} with new workers (failure {in_a_row} in a row, {most} are tolerated)",
+            )

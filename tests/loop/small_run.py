@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -79,18 +79,38 @@ def start_command(arguments: Sequence[str], log: Path) -> ForkServerProcess:
 
 def run_command(arguments: Sequence[str], log: Path) -> int:
     """`start_command` to its end; returns the exit code."""
-    process = start_command(arguments, log)
+    return exit_code(start_command(arguments, log))
+
+
+def start_function(function: Callable[..., object], log: Path, *arguments: object) -> ForkServerProcess:
+    """Call a function of a module in a process of its own; what it prints is appended to `log`."""
+    process = _server.Process(target=_function, args=(function, str(log), arguments))
+    process.start()
+    return process
+
+
+def exit_code(process: ForkServerProcess) -> int:
+    """Wait for its end."""
     process.join()
     assert process.exitcode is not None
     return process.exitcode
 
 
 def _command(arguments: list[str], log: str) -> None:
+    _print_to(log)
+    sys.argv = ["tandem", *arguments]
+    cli.main()
+
+
+def _function(function: Callable[..., object], log: str, arguments: tuple[object, ...]) -> None:
+    _print_to(log)
+    function(*arguments)
+
+
+def _print_to(log: str) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
-    sys.argv = ["tandem", *arguments]
-    cli.main()
 
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:
