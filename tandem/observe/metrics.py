@@ -84,6 +84,12 @@ METRICS: Mapping[str, Metric] = {
     ),
     "timing_s/logprobs": Metric("s", "max", ".1f", "Old and reference log-probs.", "timing_s/old_log_prob"),
     "timing_s/update": Metric("s", "max", ".1f", "Forward, backward and optimizer.", "timing_s/update_actor"),
+    "timing_s/to_rollout": Metric(
+        "s", "max", ".1f", "Handing the device to the engine: offloading, moving weights, making the KV cache."
+    ),
+    "timing_s/to_train": Metric(
+        "s", "max", ".1f", "Handing the device to the trainer: freeing the engine's memory, loading what was offloaded."
+    ),
     "timing_s/evaluation": Metric("s", "max", ".1f", "Held-out evaluation.", "timing_s/testing"),
     "timing_s/checkpoint": Metric(
         "s",
@@ -99,7 +105,16 @@ METRICS: Mapping[str, Metric] = {
         "Tokens of all sequences, prompts included, per second of the step.",
         "perf/throughput",
     ),
-    "memory/peak_bytes": Metric("bytes", "max", ".2e", "Peak memory: of the GPU where there is one, else resident."),
+    "perf/reshard_gib": Metric("GiB", "sum", ".2f", "Weights sent from rank to rank, from the trainer to the engine."),
+    "memory/rollout_gib": Metric(
+        "GiB",
+        "max",
+        ".2f",
+        "Peak memory of a rank in the rollout phase: allocated on its GPU, or resident where the device is a CPU.",
+    ),
+    "memory/train_gib": Metric("GiB", "max", ".2f", "The same in the train phase."),
+    "memory/to_rollout_gib": Metric("GiB", "max", ".2f", "The same while the engine takes over."),
+    "memory/to_train_gib": Metric("GiB", "max", ".2f", "The same while the trainer takes over."),
 }
 
 FAMILIES: Mapping[str, Metric] = {

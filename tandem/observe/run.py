@@ -20,12 +20,12 @@ from tandem.observe.best import Best
 from tandem.observe.console import Console
 from tandem.observe.folder import RunFolder
 from tandem.observe.invalid import STEPS_IN_A_ROW, InvalidRewards
+from tandem.observe.measurements import Measurements
 from tandem.observe.metrics import formatted
 from tandem.observe.rollout_log import RolloutLog
 from tandem.observe.sample_text import first_problem
-from tandem.observe.step_metrics import evaluation_metrics, num_tokens, peak_memory_bytes, step_metrics
+from tandem.observe.step_metrics import evaluation_metrics, num_tokens, step_metrics
 from tandem.observe.stop import Stop
-from tandem.observe.timing import Timing
 from tandem.observe.trackers import Trackers, check_trackers, start_trackers
 
 
@@ -56,7 +56,7 @@ class Run:
         self.best = Best(config.evaluation.metric, config.evaluation.patience)
         self._invalid_rewards = InvalidRewards(config.reward.max_invalid_share)
         self.total: int | None = None  # number of the last step
-        self._timing = Timing(clock)
+        self._measured = Measurements(clock)
         self._exit = ExitStack()
         self._decided_at = 0  # the step after which `_ends` was decided
         self._ends = False
@@ -148,10 +148,19 @@ class Run:
     @contextmanager
     def timing(self, name: str) -> Generator[None]:
         """Add the time of the block to `timing_s/<name>` of the step, and show the name as what goes on."""
-        self.console.phase(name)
-        with self._timing.part(name):
+        self.console.phase(name.replace("_", " "))
+        with self._measured.part(name):
             yield
         self.console.phase("")
+
+    def record(self, name: str, value: float | None) -> None:
+        """Take in a number that one rank has measured; None = it could not.
+
+        Args:
+            name: A metric of `memory/`, or `perf/reshard_gib`. Several of one step become one as the table says.
+            value: In the metric's unit.
+        """
+        self._measured.record(name, value)
 
     def log_initial(self, evaluation: Evaluation) -> None:
         """Write the evaluation before the first step, as the line of step 0 of a new `metrics.jsonl`.
@@ -161,7 +170,7 @@ class Run:
         """
         self._folder.metrics.cut_back(-1)
         self.best.observe(evaluation)
-        seconds = self._timing.take()["timing_s/evaluation"]
+        seconds = self._measured.take()["timing_s/evaluation"]
         self._write(0, {**evaluation_metrics(evaluation), "timing_s/evaluation": seconds})
         self.console.note(
             f"before the first step: {self.best.metric} {evaluation_text(evaluation.metrics, self.best.metric)}"
@@ -196,9 +205,8 @@ class Run:
         """
         if evaluation is not None:
             self.best.observe(evaluation)
-        metrics = self._timing.take()
+        metrics = self._measured.take()
         metrics["perf/tokens_per_s"] = num_tokens(rollouts) / max(metrics["timing_s/step"], 1e-9)
-        metrics["memory/peak_bytes"] = float(peak_memory_bytes())
         metrics = metrics | step_metrics(rollouts, rewards, update, evaluation)
         self._rollout_log.write(step, rollouts, rewards, advantages, update)
         self._write(step, metrics)
@@ -223,7 +231,7 @@ class Run:
         if self.stop.is_set() or self.best.patience_is_out:
             self._ends = done < total
             return
-        self._timing.take()  # what came before the first step is not a part of it
+        self._measured.take()  # what came before the first step is not a part of it
         for step in range(done + 1, total + 1):
             yield step
             if self._ends_after(step):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
-import sys
 from collections.abc import Mapping
 
 import torch
@@ -45,14 +43,6 @@ def num_tokens(rollouts: Rollouts) -> int:
     lengths = torch.tensor([len(prompt.tokens) for prompt in rollouts.prompts], dtype=torch.int64)
     prompt_tokens = lengths[rollouts.group_ids.cpu()].sum() if len(rollouts) else torch.zeros(())
     return int(prompt_tokens) + int(rollouts.response_lengths.sum())
-
-
-def peak_memory_bytes() -> int:
-    """Peak memory of this process: of its GPU where it uses one, else resident."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return torch.cuda.max_memory_allocated()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
 
 
 def groups_without_contrast(rollouts: Rollouts, rewards: Rewards) -> int:

@@ -99,6 +99,22 @@ def test_times_add_up_and_a_save_counts_in_the_next_line(tmp_path: Path, console
     assert (second["timing_s/rollout"], second["timing_s/step"], second["timing_s/checkpoint"]) == (3.0, 6.0, 2.0)
 
 
+def test_numbers_of_ranks_and_phases_become_one_a_step(tmp_path: Path, console: Console) -> None:
+    with Run(config_of(tmp_path), console=console) as run:
+        run.record("memory/rollout_gib", 9.0)  # in the evaluation before the first step, which has a line of its own
+        for step in run.steps(2):
+            if step == 1:
+                for peak, moved in ((1.5, 0.25), (2.5, 0.5)):  # two ranks
+                    run.record("memory/rollout_gib", peak)
+                    run.record("memory/train_gib", None)  # a system that does not tell
+                    run.record("perf/reshard_gib", moved)
+                run.record("memory/rollout_gib", 2.0)  # a second phase in the step
+            make_step(run, step)
+    first, second = lines(tmp_path)
+    assert (first["memory/rollout_gib"], first["memory/train_gib"], first["perf/reshard_gib"]) == (2.5, None, 0.75)
+    assert (second["memory/rollout_gib"], second["perf/reshard_gib"]) == (None, None)
+
+
 def test_rollouts_have_one_number_per_token(tmp_path: Path, console: Console) -> None:
     rollouts = made_rollouts()
     update = made_update(logprobs=rollouts.rollout_logprobs - 1, ratio=torch.full((4, 3), 1.25))

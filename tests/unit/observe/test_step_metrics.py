@@ -6,7 +6,7 @@ import pytest
 
 from tandem.batch import Evaluation, Rollouts
 from tandem.observe.metrics import METRICS
-from tandem.observe.step_metrics import groups_without_contrast, num_tokens, peak_memory_bytes, step_metrics
+from tandem.observe.step_metrics import groups_without_contrast, num_tokens, step_metrics
 from tests.unit.observe.made import made_rewards, made_rollouts, made_update
 
 
@@ -93,7 +93,3 @@ def test_a_step_without_any_response_has_metrics_too() -> None:
 
 def test_tokens_are_counted_with_the_prompt_of_each_response() -> None:
     assert num_tokens(made_rollouts(((3, 1), (2, 2)))) == 8 + 4 * 2
-
-
-def test_peak_memory_is_in_bytes() -> None:
-    assert peak_memory_bytes() > 10 * 2**20
