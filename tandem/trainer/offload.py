@@ -112,7 +112,8 @@ class _Host:
         """See `_Place`."""
         for index, pieces in enumerate(blocks):
             if index == len(self._kept):
-                self._kept.append(torch.empty(_BLOCK, dtype=torch.uint8, pin_memory=pieces[0].is_cuda))
+                on_gpu = any(piece.is_cuda for piece in pieces)
+                self._kept.append(torch.empty(_BLOCK, dtype=torch.uint8, pin_memory=on_gpu))
             _pack(pieces, self._kept[index])
 
     def read(self, blocks: Blocks) -> None:

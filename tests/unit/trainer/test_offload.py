@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import resource
 import subprocess
 import sys
@@ -168,6 +170,24 @@ def test_fault_41_disk_full_is_a_clear_error_and_nothing_is_lost(tmp_path: Path)
     offload.close()
 
 
+def test_a_disk_that_cannot_be_read_is_a_clear_error_and_nothing_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_file: int, _buffers: list[memoryview]) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    tensor = noise(8)
+    offload = Offload("disk", tmp_path)
+    offload.away([tensor])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "readv", failing)
+        with pytest.raises(TrainingError, match=rf"cannot read offloaded tensors in {tmp_path}: Input/output error"):
+            offload.back()
+    offload.back()
+    assert torch.equal(tensor, noise(8))
+    offload.close()
+
+
 def test_a_folder_that_cannot_be_made_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(TrainingError, match=r"cannot write offloaded tensors in .*file/offload: Not a directory"):
@@ -187,6 +207,7 @@ def test_a_killed_process_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
 def test_resident_memory_falls_by_gradients_moments_and_weights(tmp_path: Path) -> None:
     """At least 90 % of 80 MB in tensors of many sizes, as an optimizer makes them; measured in a process of its own."""
     program = f"""
