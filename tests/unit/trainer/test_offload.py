@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from tandem.errors import TrainingError
+from tandem.model.ranks import Ranks
 from tandem.trainer.offload import Offload
+from tests.ranks import RankProcesses
 
 
 @pytest.fixture(params=["host", "disk"])
@@ -239,3 +243,34 @@ def test_resident_memory_falls_by_gradients_moments_and_weights(tmp_path: Path) 
     for size, freed in lines:
         assert size > 60 * 2**20
         assert freed >= 0.9 * size
+
+
+def test_fsdp_goes_on_with_the_same_numbers(ranks: RankProcesses, tmp_path: Path) -> None:
+    def losses(_: Ranks, offload: Offload) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 7), nn.Tanh(), nn.Linear(7, 1))  # 7 rows on 2 ranks: one shard is padded
+        fully_shard(model[0])
+        fully_shard(model)
+        adamw = torch.optim.AdamW(model.parameters(), lr=0.1)
+        own = [parameter.to_local() for parameter in model.parameters() if isinstance(parameter, DTensor)]
+        found = []
+        for _ in range(4):
+            loss = model(torch.ones(3, 8)).square().sum()
+            loss.backward()
+            model.reshard()
+            adamw.step()
+            adamw.zero_grad(set_to_none=True)
+            found.append(float(loss.detach()))
+            moments = [value for values in adamw.state.values() for value in values.values()]
+            offload.away([*own, *(each.to_local() if isinstance(each, DTensor) else each for each in moments)])
+            offload.back()
+        offload.close()
+        return found
+
+    def moving(ranks: Ranks) -> list[float]:
+        return losses(ranks, Offload("disk", tmp_path))  # both ranks in one folder
+
+    def staying(ranks: Ranks) -> list[float]:
+        return losses(ranks, Offload("none"))
+
+    assert ranks.run(moving, 2) == ranks.run(staying, 2)
