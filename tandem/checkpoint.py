@@ -3,10 +3,11 @@
     RUN/checkpoints/step_000020/
         state.json      step, counters, position in the data, evaluations
         model/          the policy as a Hugging Face folder, float32: transformers loads it as it is
-        optimizer/      AdamW's moments, float32 (torch.distributed.checkpoint in safetensors files)
+        optimizer/      AdamW's moments, float32, in safetensors files: exp_avg.NAME, exp_avg_sq.NAME, step.NAME
 
 A folder under this name is complete: it is written as `step_000020.partial`, flushed to the disk, and renamed. Nothing
-in it is a pickle. Random numbers need no saving: all of Tandem's are functions of seed and position.
+in it is a pickle. What some number of ranks wrote any other number reads, each rank its own shards. Random numbers need
+no saving: all of Tandem's are functions of seed and position.
 """
 
 from __future__ import annotations
@@ -16,37 +17,22 @@ import math
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
-from torch import Tensor
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.api import CheckpointException
 
 from tandem.errors import CheckpointError
+from tandem.model.shards import Shard
 from tandem.model.source import complete_checkpoints
+from tandem.model.tensor_files import read, write
 
-FORMAT = 1
+FORMAT = 2
 _LEFTOVER = re.compile(r"step_\d{6,}\.(partial|deleted)")
-SaveModel = Callable[[Mapping[str, Tensor], Path], None]
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """One moment of a run. For a writer in the background its tensors are copies: training goes on meanwhile."""
-
-    step: int
-    weights: Mapping[str, Tensor]  # by the model's own names
-    moments: Mapping[str, Tensor]
-    state: Mapping[str, Any]  # JSON
-    evaluation: Mapping[str, float] = field(default_factory=dict)  # the metrics of this step's, if it had one
 
 
 def find_checkpoint(path: Path) -> Path | None:
@@ -76,16 +62,24 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
-def read_moments(checkpoint: Path, into: Mapping[str, Tensor]) -> None:
-    """Fill the tensors of `into`, in place, with those of the same names.
+def write_moments(folder: Path, moments: Mapping[str, Shard], *, lead: bool = True) -> None:
+    """Write this rank's part of the moments into a checkpoint; its weights are written by `save_model`.
+
+    Raises:
+        OSError: They cannot be written.
+    """
+    write(folder / "optimizer", moments, lead=lead)
+
+
+def read_moments(checkpoint: Path, into: Mapping[str, Shard]) -> None:
+    """Fill the shards of `into`, in place, from the tensors of the same names.
 
     Raises:
         CheckpointError: A file is damaged, a tensor missing or of another shape.
     """
     try:
-        with _single_process():
-            dcp.load(dict(into), storage_reader=HuggingFaceStorageReader(str(checkpoint / "optimizer")), no_dist=True)
-    except (CheckpointException, RuntimeError, ValueError, KeyError, OSError) as error:
+        read(checkpoint / "optimizer", into)
+    except (ValueError, OSError) as error:
         raise CheckpointError(
             f"{checkpoint} cannot be loaded: {error}",
             remedy="it belongs to another model, or is damaged: delete this checkpoint folder to use an older one",
@@ -114,18 +108,23 @@ class CheckpointWriter:
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tandem-checkpoint")
         self._pending: Future[None] | None = None
 
-    def write(self, snapshot: Snapshot, save_model: SaveModel) -> None:
+    def write(
+        self, step: int, state: Mapping[str, Any], evaluation: Mapping[str, float], save: Callable[[Path], None]
+    ) -> None:
         """Write one checkpoint, after the one before is complete.
 
         Args:
-            snapshot: What to write.
-            save_model: Writes weights, config and tokenizer into a folder that transformers loads.
+            step: The last one that it contains.
+            state: What else the run needs to go on, as JSON.
+            evaluation: The metrics of this step's, if it had one.
+            save: Given the checkpoint's folder, writes `model` and `optimizer` into it, and returns when all ranks
+                have. It is called in this writer's thread: what it writes must stay as it is while training goes on.
 
         Raises:
             CheckpointError: This write failed (the disk is full, the folder cannot be written), or the one before.
         """
         self.wait()
-        self._pending = self._threads.submit(self._write, snapshot, save_model)
+        self._pending = self._threads.submit(self._write, step, state, evaluation, save)
         if not self.background:
             self.wait()
 
@@ -140,22 +139,21 @@ class CheckpointWriter:
             return
         try:
             pending.result()
-        except (OSError, CheckpointException) as error:
+        except OSError as error:
             raise CheckpointError(
                 f"a checkpoint could not be written to {self.folder}: {error}",
                 remedy="free disk space or set run.folder to another disk; earlier checkpoints are intact, "
                 "and the same command goes on from them",
             ) from error
 
-    def _write(self, snapshot: Snapshot, save_model: SaveModel) -> None:
-        with complete_or_absent(self.folder / f"step_{snapshot.step:06d}") as folder:
-            save_model(snapshot.weights, folder / "model")
-            with _single_process():
-                writer = HuggingFaceStorageWriter(str(folder / "optimizer"), save_distributed=True)
-                dcp.save(dict(snapshot.moments), storage_writer=writer, no_dist=True)
-            evaluation = {name: value for name, value in snapshot.evaluation.items() if math.isfinite(value)}
-            state = {"format": FORMAT, "step": snapshot.step, "evaluation": evaluation, **snapshot.state}
-            (folder / "state.json").write_text(json.dumps(state, indent=1))
+    def _write(
+        self, step: int, state: Mapping[str, Any], evaluation: Mapping[str, float], save: Callable[[Path], None]
+    ) -> None:
+        with complete_or_absent(self.folder / f"step_{step:06d}") as folder:
+            save(folder)
+            finite = {name: value for name, value in evaluation.items() if math.isfinite(value)}
+            fields = {"format": FORMAT, "step": step, "evaluation": finite, **state}
+            (folder / "state.json").write_text(json.dumps(fields, indent=1))
         self.delete_old()
 
     def delete_old(self) -> None:
@@ -198,24 +196,11 @@ def complete_or_absent(folder: Path) -> Generator[Path]:
     _flush(folder.parent)
 
 
-@contextmanager
-def _single_process() -> Generator[None]:
-    """torch.distributed.checkpoint warns of it each time, asked for or not."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-        yield
-
-
 def _remove(folder: Path) -> None:
     """Renamed first: what is half deleted must not look complete."""
     doomed = folder.with_name(folder.name + ".deleted")
     folder.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
-
-
-def host_tensors(tensors: Mapping[str, Tensor], *, copy: bool) -> dict[str, Tensor]:
-    """The same in host memory; with `copy` they stay as they are while training goes on."""
-    return {name: tensor.detach().to("cpu", copy=copy) for name, tensor in tensors.items()}
 
 
 def _flush_tree(folder: Path) -> None:
@@ -234,15 +219,29 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
-def optimizer_tensors(names: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """AdamW's state by name; moments that do not exist yet are zeros, as AdamW would make them."""
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in names.items():
-        state = optimizer.state[parameter]
+def host_shards(shards: Mapping[str, Shard], *, copy: bool) -> dict[str, Shard]:
+    """The same in host memory; with `copy` they stay as they are while training goes on."""
+    return {name: replace(each, tensor=each.tensor.detach().to("cpu", copy=copy)) for name, each in shards.items()}
+
+
+def optimizer_shards(
+    weights: Mapping[str, Shard], optimizer: torch.optim.Optimizer, *, lead: bool = True
+) -> dict[str, Shard]:
+    """AdamW's state by name, cut like the weights; moments that do not exist yet are zeros, as AdamW would make them.
+
+    Args:
+        weights: This rank's, whose tensors are the parameters that the optimizer updates.
+        optimizer: AdamW.
+        lead: This rank writes the numbers of updates, which every rank has.
+    """
+    shards: dict[str, Shard] = {}
+    for name, weight in weights.items():
+        state = optimizer.state[weight.tensor]
         if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state["exp_avg"] = torch.zeros_like(parameter)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
-        for key in ("step", "exp_avg", "exp_avg_sq"):
-            tensors[f"{key}.{name}"] = state[key]
-    return tensors
+            state["step"] = torch.zeros((), dtype=torch.float32, device=weight.tensor.device)
+            state["exp_avg"] = torch.zeros_like(weight.tensor)
+            state["exp_avg_sq"] = torch.zeros_like(weight.tensor)
+        shards[f"step.{name}"] = Shard(state["step"], (), primary=lead)
+        for key in ("exp_avg", "exp_avg_sq"):
+            shards[f"{key}.{name}"] = replace(weight, tensor=state[key])
+    return shards

@@ -14,12 +14,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.algorithm.protocols import Loss
 from tandem.batch import Prompt, Response, Rollouts, UpdateResult
-from tandem.checkpoint import host_tensors, optimizer_tensors, read_moments
+from tandem.checkpoint import host_shards, optimizer_shards, read_moments, write_moments
 from tandem.config.model import ModelConfig
 from tandem.config.trainer import TrainerConfig
 from tandem.model.build import build_model, new_config
 from tandem.model.facts import ModelFacts
 from tandem.model.hf import attention_name, load_model, save_model
+from tandem.model.shards import Shard
 from tandem.rollout.embedded import EmbeddedEngine
 from tandem.rollout.options import SamplingOptions
 from tandem.trainer.budget import plan_memory
@@ -163,26 +164,28 @@ class Worker:
         """Counters that belong into a checkpoint, JSON-able."""
         return {"skipped_in_row": self.optimizer.skipped_in_row}
 
-    def tensors(self, *, copy: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The weights and the optimizer's moments, by the model's own names, in host memory; see `host_tensors`."""
-        names = self._masters()
-        return host_tensors(names, copy=copy), host_tensors(optimizer_tensors(names, self.optimizer.adamw), copy=copy)
-
-    def _masters(self) -> dict[str, Tensor]:
-        return {name: shard.tensor for name, shard in self.weights.shards().items()}
-
     def load_optimizer(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
         """Take up the moments of a checkpoint. The weights were loaded from it when the worker was made."""
-        read_moments(checkpoint, optimizer_tensors(self._masters(), self.optimizer.adamw))
+        read_moments(checkpoint, self._moments())
         self.optimizer.skipped_in_row = int(state["skipped_in_row"])
 
-    def writer(self) -> Callable[[Mapping[str, Tensor], Path], None]:
-        """Writes copies of the weights, from another thread while this one trains.
+    def saver(self, *, copy: bool) -> Callable[[Path], None]:
+        """Writes weights and moments as they are now into a checkpoint; with `copy` while this worker trains on.
 
         A thread must call it directly: settings that a group applies around its calls are those of the whole process.
         """
-        return lambda weights, folder: self.save(folder, torch.float32, weights)
+        weights = host_shards(self.weights.shards(), copy=copy)
+        moments = host_shards(self._moments(), copy=copy)
 
-    def save(self, folder: Path, dtype: torch.dtype | None, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Write a Hugging Face folder of the float32 masters, or of copies of them, cast to `dtype`."""
-        save_model(self.model, folder, tokenizer=self.tokenizer, weights=weights or self._masters(), dtype=dtype)
+        def save(checkpoint: Path) -> None:
+            save_model(self.model, checkpoint / "model", tokenizer=self.tokenizer, shards=weights, dtype=torch.float32)
+            write_moments(checkpoint, moments)
+
+        return save
+
+    def save(self, folder: Path, dtype: torch.dtype | None) -> None:
+        """Write a Hugging Face folder of the float32 masters, cast to `dtype`."""
+        save_model(self.model, folder, tokenizer=self.tokenizer, shards=self.weights.shards(), dtype=dtype)
+
+    def _moments(self) -> dict[str, Shard]:
+        return optimizer_shards(self.weights.shards(), self.optimizer.adamw)

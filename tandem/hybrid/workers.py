@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.batch import Evaluation
-from tandem.checkpoint import CheckpointWriter, Snapshot, complete_or_absent, read_state
+from tandem.checkpoint import CheckpointWriter, complete_or_absent, read_state
 from tandem.config.model import ModelConfig
 from tandem.config.rollout import RolloutConfig
 from tandem.errors import CheckpointError
@@ -189,7 +189,7 @@ class Workers:
         assert self._writer is not None, "these workers have no run folder"
         with self.timing("checkpoint"):
             self._writer.wait()  # before copying: never two copies at a time
-            weights, moments = self._group.call(Worker.tensors, copy=self._writer.background)
+            save = self._group.call(Worker.saver, copy=self._writer.background)
             state = {
                 "policy_version": self.policy_version,
                 "num_updates": self._num_updates,
@@ -197,7 +197,7 @@ class Workers:
                 "parts": {name: part.state_dict() for name, part in parts.items()},
             }
             metrics = {} if evaluation is None else evaluation.metrics
-            self._writer.write(Snapshot(step, weights, moments, state, metrics), self._group.call(Worker.writer))
+            self._writer.write(step, state, metrics, save)
 
     def load_checkpoint(self, parts: Mapping[str, Stateful], *, allow_changes: bool = False) -> int:
         """Go on from the run's newest checkpoint, if there is one.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,14 +21,17 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.dynamic_module_utils import custom_object_save
 
 from tandem.config.model import ModelConfig
 from tandem.errors import ModelError
 from tandem.model.attention import NAMES, register
-from tandem.model.source import check_hub_name, foreign_code, resolve_model_path
+from tandem.model.file_names import FileNames, saved_buffers
+from tandem.model.shards import Shard
+from tandem.model.source import check_hub_name, foreign_code, resolve_model_path, weights_folder
+from tandem.model.tensor_files import MAX_FILE_BYTES, read, saved_dtype, write
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # that a config can name
-MAX_SHARD_BYTES = 5 * 10**9
 
 
 def read_config(config: ModelConfig) -> PreTrainedConfig:
@@ -124,10 +128,7 @@ def load_model(config: ModelConfig, *, device: torch.device, dtype: torch.dtype)
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ModelError(
-            f"model.path: the weights of {config.path!r} cannot be loaded: {error}",
-            remedy="the folder must hold all its safetensors files, unchanged since they were saved",
-        ) from error
+        raise _unloadable(config, error) from error
     missing = sorted(report["missing_keys"])
     if missing:  # transformers fills them with random numbers
         raise ModelError(
@@ -135,6 +136,35 @@ def load_model(config: ModelConfig, *, device: torch.device, dtype: torch.dtype)
             remedy="the folder must hold all weights that its config.json asks for",
         )
     return model.to(device).eval()
+
+
+def load_shards(config: ModelConfig, model: PreTrainedModel, shards: Mapping[str, Shard], *, names: FileNames) -> None:
+    """Read this rank's part of the model at `model.path`, in place: its shards, and the buffers that files hold.
+
+    Args:
+        config: Its `path` is used.
+        model: Materialised.
+        shards: Of all parameters, by the model's names. Values are cast to their dtypes.
+        names: Of the model's tensors in files.
+
+    Raises:
+        ModelError: The folder lacks weights, or they do not fit the config.
+    """
+    try:
+        read(weights_folder(str(config.path)), {**_whole(saved_buffers(model)), **shards}, find=names.find)
+    except (OSError, ValueError) as error:
+        raise _unloadable(config, error) from error
+
+
+def _unloadable(config: ModelConfig, error: Exception) -> ModelError:
+    return ModelError(
+        f"model.path: the weights of {config.path!r} cannot be loaded: {error}",
+        remedy="the folder must hold all its safetensors files, unchanged since they were saved",
+    )
+
+
+def _whole(tensors: Mapping[str, Tensor], *, primary: bool = True) -> dict[str, Shard]:
+    return {name: replace(Shard.whole(tensor), primary=primary) for name, tensor in tensors.items()}
 
 
 def attention_name(config: ModelConfig) -> str:
@@ -147,43 +177,64 @@ def save_model(
     folder: Path,
     *,
     tokenizer: PreTrainedTokenizerBase,
-    weights: Mapping[str, Tensor] | None = None,
+    shards: Mapping[str, Shard] | None = None,
+    names: FileNames | None = None,
     dtype: torch.dtype | None = None,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
+    lead: bool = True,
+    max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
     """Write a folder that `AutoModelForCausalLM.from_pretrained` loads, equal to the bit.
 
-    It holds config, safetensors (in shards), generation config, tokenizer and chat template. A tied tensor is
-    written once. Whoever needs a folder that is complete or absent writes beside it and renames.
+    It holds config, safetensors files, generation config, tokenizer and chat template. A tied tensor is written once.
+    Whoever needs a folder that is complete or absent writes beside it and renames. With several ranks each calls this,
+    with its own shards; the folder is complete when all have returned.
 
     Args:
-        model: Gives the config, the names, and the weights that `weights` does not give.
+        model: Gives the config, and the weights that `shards` does not give.
         folder: Made if missing.
         tokenizer: Saved along.
-        weights: By name, as in `model.named_parameters()`; for masters kept outside of the model.
+        shards: By name, as in `model.named_parameters()`; for masters kept outside of the model, and for several ranks.
+        names: Of the model's tensors in files. None = found out, which needs a model that is not sharded.
         dtype: Of the saved weights. None = as they are.
-        max_shard_bytes: A file grows to this size at most, or to that of its only tensor.
+        lead: This rank writes what there is only one of.
+        max_file_bytes: A file grows to this size at most, or to that of its only tensor.
 
     Raises:
-        ValueError: `weights` has a name that the model has not, or a tensor of another shape.
+        ValueError: `shards` has a name that the model has not, or a tensor of another shape.
         OSError: The folder cannot be written.
     """
-    state = _own_state(model)
-    for name, tensor in (weights or {}).items():
-        if name not in state or state[name].shape != tensor.shape:
-            raise ValueError(f"{name} with shape {tuple(tensor.shape)} is no weight of {type(model).__name__}")
-        state[name] = tensor
-    state = {name: _cast(tensor.detach(), dtype) for name, tensor in state.items()}
-    _make_saveable(model.generation_config)
+    every = _whole({**dict(model.named_parameters()), **saved_buffers(model)}, primary=lead)
+    for name, shard in (shards or {}).items():
+        if name not in every or every[name].shape != shard.shape:
+            raise ValueError(f"{name} with shape {shard.shape} is no weight of {type(model).__name__}")
+        every[name] = shard
+    try:
+        pieces = (names or FileNames(model)).written
+    except ModelError:  # then there is one rank only, which has all that transformers needs to convert them
+        pieces = None
     folder.mkdir(parents=True, exist_ok=True)
     with _write_errors():
-        model.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_bytes)
-        tokenizer.save_pretrained(folder)
-    if dtype is not None:
-        file = folder / "config.json"
-        fields = json.loads(file.read_text(encoding="utf-8"))
-        fields["dtype"] = str(dtype).removeprefix("torch.")
-        file.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        if pieces is not None:
+            write(folder, every, pieces=pieces, dtype=dtype, lead=lead, max_file_bytes=max_file_bytes)
+        else:
+            tensors = {name: shard.tensor.detach() for name, shard in every.items()}
+            state = {name: tensor.to(saved_dtype(tensor.dtype, dtype)) for name, tensor in tensors.items()}
+            model.save_pretrained(folder, state_dict=state, max_shard_size=max_file_bytes)
+        if lead:
+            _save_config(model, folder, dtype)
+            tokenizer.save_pretrained(folder)
+
+
+def _save_config(model: PreTrainedModel, folder: Path, dtype: torch.dtype | None) -> None:
+    """config.json, generation_config.json and the model's own code, as `save_pretrained` writes them."""
+    config = deepcopy(model.config)
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]
+    config.dtype = dtype or model.dtype
+    if model.is_remote_code():
+        custom_object_save(model, folder, config=config)
+    config.save_pretrained(folder)
+    _make_saveable(model.generation_config)
+    model.generation_config.save_pretrained(folder)
 
 
 @contextmanager
@@ -195,17 +246,6 @@ def _write_errors() -> Generator[None]:
         if type(error) not in (SafetensorError, Exception):
             raise
         raise OSError(str(error)) from error
-
-
-def _own_state(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Weights and saved buffers, each tied tensor under its first name only."""
-    parameters = dict(model.named_parameters())
-    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - parameters.keys()
-    return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
-
-
-def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 
 def _make_saveable(generation: GenerationConfig) -> None:

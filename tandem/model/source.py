@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HTTPError, RepositoryNotFoundError
 
 from tandem.errors import ModelError
@@ -79,6 +79,20 @@ def check_hub_name(name: str, key: str = "model.path") -> None:
             f"{key}: {name!r} is no folder in {Path.cwd()}, and as a name on the hub it fails: {reason}",
             remedy="give a Hugging Face model folder, a run folder, a checkpoint, or a hub name that can be reached",
         ) from error
+
+
+def weights_folder(path: str) -> Path:
+    """The local folder with the safetensors files of the model that `path` means. A hub's are downloaded, once.
+
+    Raises:
+        ModelError: The path is local, and there is no model.
+        OSError: The hub cannot be reached, or has no such model.
+    """
+    folder = resolve_model_path(path)
+    if isinstance(folder, Path):
+        return folder
+    # Nothing else: some models keep a second copy of their weights beside these.
+    return Path(snapshot_download(folder, allow_patterns=["model*.safetensors", "model.safetensors.index.json"]))
 
 
 def weights_problems(folder: Path | str) -> list[ModelError]:

@@ -92,7 +92,7 @@ def write(
     """
     if pieces is None:
         pieces = {name: Piece(name, shard.shape) for name, shard in shards.items()}
-    dtypes = {name: _saved_dtype(shards[piece.name].tensor.dtype, dtype) for name, piece in pieces.items()}
+    dtypes = {name: saved_dtype(shards[piece.name].tensor.dtype, dtype) for name, piece in pieces.items()}
     stored, headers = _plan(folder, pieces, dtypes, max_file_bytes)
     folder.mkdir(parents=True, exist_ok=True)
     if lead:
@@ -264,7 +264,8 @@ def _num_bytes(stored: Stored) -> int:
     return math.prod(stored.shape) * stored.dtype.itemsize
 
 
-def _saved_dtype(own: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
+def saved_dtype(own: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
+    """Only numbers with a fraction are cast."""
     return asked if asked is not None and own.is_floating_point else own
 
 

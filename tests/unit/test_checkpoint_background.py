@@ -1,13 +1,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from tandem.checkpoint import CheckpointWriter, Snapshot, complete_checkpoints
+from tandem.checkpoint import CheckpointWriter, complete_checkpoints
 
 
 def test_in_the_background_the_run_goes_on_meanwhile(tmp_path: Path) -> None:
@@ -15,8 +11,7 @@ def test_in_the_background_the_run_goes_on_meanwhile(tmp_path: Path) -> None:
     returned = threading.Event()
     found: list[bool] = []
 
-    def save(weights: Mapping[str, Tensor], folder: Path) -> None:
-        folder.mkdir(parents=True)
+    def save(folder: Path) -> None:
         found.append(returned.wait(timeout=20 if background else 0))
 
     for background in (True, False):
@@ -24,7 +19,7 @@ def test_in_the_background_the_run_goes_on_meanwhile(tmp_path: Path) -> None:
         writer = CheckpointWriter(
             tmp_path / str(background), keep=1, keep_best=0, metric="pass@1", background=background
         )
-        writer.write(Snapshot(1, {}, {"moment": torch.zeros(2)}, {}), save)
+        writer.write(1, {}, {}, save)
         is_complete = bool(complete_checkpoints(tmp_path / str(background)))
         returned.set()
         writer.wait()

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from tandem.config.model import ModelConfig
 from tandem.errors import ModelError
 from tandem.model.hf import load_model, read_config, save_model
+from tandem.model.shards import Shard
 from tandem.model.tokenizer import load_tokenizer
 from tests.tiny import ARCHITECTURES, CHAT_TEMPLATE, tiny_model_folder
 
@@ -73,8 +73,9 @@ def test_weights_from_outside_of_the_model_are_saved_in_the_asked_dtype(tmp_path
     source = tiny_model_folder(tmp_path / "source", dtype=torch.bfloat16)
     model = _load(source)
     masters = {name: parameter.detach() * 1.01 for name, parameter in model.named_parameters()}
+    shards = {name: Shard.whole(master) for name, master in masters.items()}
     tokenizer = load_tokenizer(ModelConfig(path=str(source)))
-    save_model(model, tmp_path / "saved", tokenizer=tokenizer, weights=masters, dtype=torch.bfloat16)
+    save_model(model, tmp_path / "saved", tokenizer=tokenizer, shards=shards, dtype=torch.bfloat16)
     again = _plain(tmp_path / "saved")
     assert json.loads((tmp_path / "saved" / "config.json").read_text())["dtype"] == "bfloat16"
     assert {parameter.dtype for parameter in again.parameters()} == {torch.bfloat16}
@@ -86,16 +87,15 @@ def test_foreign_weights_are_refused(tmp_path: Path) -> None:
     model = _load(tiny_model_folder(tmp_path / "source"))
     tokenizer = load_tokenizer(ModelConfig(path=str(tmp_path / "source")))
     for name, tensor in {"no.such": torch.zeros(1), "model.norm.weight": torch.zeros(3)}.items():
-        weights: dict[str, Tensor] = {name: tensor}
         with pytest.raises(ValueError, match=f"{name} with shape"):
-            save_model(model, tmp_path / "saved", tokenizer=tokenizer, weights=weights)
+            save_model(model, tmp_path / "saved", tokenizer=tokenizer, shards={name: Shard.whole(tensor)})
     assert not (tmp_path / "saved").exists()
 
 
 def test_large_models_are_saved_in_shards(tmp_path: Path) -> None:
     source = tiny_model_folder(tmp_path / "source")
     tokenizer = load_tokenizer(ModelConfig(path=str(source)))
-    save_model(_load(source), tmp_path / "saved", tokenizer=tokenizer, max_shard_bytes=100_000)
+    save_model(_load(source), tmp_path / "saved", tokenizer=tokenizer, max_file_bytes=100_000)
     assert len(list((tmp_path / "saved").glob("*.safetensors"))) > 1
     assert _same_weights(_plain(tmp_path / "saved"), _plain(source))
 
