@@ -30,8 +30,8 @@ def train(
 ) -> Path:
     """Train the policy that `config` describes; return the run's folder. (GRPO: arXiv:2402.03300, algorithm 1)
 
-    A run folder that holds a checkpoint is gone on with. Several workers that lose one are replaced, and the run goes on
-    from its last checkpoint.
+    A run folder that holds a checkpoint is gone on with. Where one of several workers dies, new ones take over from
+    the last checkpoint.
 
     Args:
         config: From `load_config` or `config_from_dict`.
@@ -62,7 +62,7 @@ def _train(
     config, prompts, seed = plan.config, plan.prompts, plan.config.run.seed
     with (
         Run(config, stop=stop) as run,
-        start_workers(config, total_steps=plan.num_steps, loss=loss, timing=run.timing) as workers,
+        start_workers(config, total_steps=plan.num_steps, loss=loss, watch=run) as workers,
         start_rewards(config.reward, reward) as reward_fn,
     ):
         done = workers.load_checkpoint({"prompts": prompts, "run": run}, allow_changes=config.run.allow_changes)

@@ -6,19 +6,36 @@ idle -> train   -> idle        the trainer works: weights, gradients, optimizer 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Literal
+from typing import Literal, Protocol
 
 from tandem.errors import PhaseError
 
 Phase = Literal["idle", "rollout", "train"]
-Timing = Callable[[str], AbstractContextManager[None]]  # name of a piece of work -> a context around it
 
 
-def untimed(name: str) -> AbstractContextManager[None]:
-    """A `Timing` that takes no time of anything."""
-    return nullcontext()
+class Watch(Protocol):
+    """Somebody who wants to know how long things take, and what else the workers measure."""
+
+    def timing(self, name: str) -> AbstractContextManager[None]:
+        """A context that is held during a piece of work of this name."""
+        ...
+
+    def record(self, name: str, value: float | None) -> None:
+        """Take in a metric of one rank; None = it could not be measured."""
+        ...
+
+
+class Unwatched:
+    """A `Watch` that does nothing."""
+
+    def timing(self, name: str) -> AbstractContextManager[None]:
+        """See `Watch`."""
+        return nullcontext()
+
+    def record(self, name: str, value: float | None) -> None:
+        """See `Watch`."""
 
 
 class PhaseMachine:

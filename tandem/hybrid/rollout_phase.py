@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from tandem.batch import Prompt, Response, Rollouts
 from tandem.config.rollout import RolloutConfig
-from tandem.hybrid.phases import PhaseHandle, Timing
+from tandem.hybrid.phases import PhaseHandle, Watch
 from tandem.hybrid.worker import Worker
 from tandem.rollout.options import SamplingOptions
 from tandem.runtime.worker_group import WorkerGroup
@@ -22,11 +22,11 @@ class RolloutPhase(PhaseHandle):
         *,
         seed: int,
         policy_version: int,
-        timing: Timing,
+        watch: Watch,
         timed_as: str,
     ) -> None:
         super().__init__("rollout")
-        self.timing = timing
+        self.timing = watch.timing
         self._timed_as = timed_as
         self._group = group
         self._defaults = defaults

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import zlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,19 @@ from tandem.config.model import ModelConfig
 from tandem.config.resolve import resolve_config
 from tandem.config.schema import Config
 from tandem.errors import CheckpointError, ConfigError, ModelError, Problem
-from tandem.hybrid.phases import Timing, untimed
+from tandem.hybrid.phases import Watch
 from tandem.hybrid.train_phase import TrainSettings
-from tandem.hybrid.worker import Worker, WorkerOptions
+from tandem.hybrid.worker import Worker
+from tandem.hybrid.worker_options import WorkerOptions
 from tandem.hybrid.workers import KeptReference, Workers
 from tandem.model.facts import ModelFacts, check_model
 from tandem.model.hf import DTYPES
+from tandem.model.ranks import Ranks
 from tandem.model.source import resolve_model_path
 from tandem.model.tokenizer import load_tokenizer
 from tandem.rollout.stop import split_stop
 from tandem.runtime.local import ComputeSettings, LocalGroup
+from tandem.runtime.worker_group import WorkerGroup
 from tandem.trainer.optim import Schedule
 
 _GIB = 1 << 30
@@ -51,24 +55,28 @@ def start(
     model: str | Path | None = None,
     *,
     lr: float = 1e-6,
+    num_workers: int = 1,
     seed: int = 0,
     config: dict[str, Any] | None = None,
 ) -> Workers:
-    """Start workers in this process, for a loop of your own.
+    """Start workers for a loop of your own: one in this process, or several on Ray, one for each device.
 
     Args:
         model: Folder, hub name, run or checkpoint.
         lr: Learning rate of AdamW, constant from the first step unless `config` says otherwise.
+        num_workers: How many. End them with `workers.close()`, or use them in a `with` block.
         seed: Of sampling noise and of mini-batches.
         config: Anything else, in the sections of the config: {"trainer": {"packing": "varlen"}}.
 
     Raises:
-        ConfigError, ModelError: All that is wrong, before weights are loaded.
+        ConfigError, ModelError, ClusterError: All that is wrong, before weights are loaded.
     """
     sections = {name: dict(section) for name, section in (config or {}).items()}
     if model is not None:
         sections.setdefault("model", {})["path"] = str(model)
     sections.setdefault("run", {}).setdefault("seed", seed)
+    if num_workers != 1:
+        sections.setdefault("cluster", {}).setdefault("num_workers", num_workers)
     sections.setdefault("trainer", {}).setdefault("lr", lr)
     sections["trainer"].setdefault("warmup_steps", 0)
     loaded = resolve_here(config_from_dict(sections, need_data=False, need_reward=False))
@@ -84,7 +92,7 @@ def start_workers(
     *,
     total_steps: int | None = None,
     loss: Loss | LossFunction | None = None,
-    timing: Timing = untimed,
+    watch: Watch | None = None,
     resume: bool = True,
 ) -> Workers:
     """Start the workers of a run. Its newest checkpoint, if there is one, gives the weights.
@@ -93,12 +101,12 @@ def start_workers(
         config: Resolved (`resolve_here`).
         total_steps: At which a falling learning rate ends.
         loss: Instead of the clipped surrogate that the config describes.
-        timing: Called with the name of a piece of work; the context it returns is held meanwhile.
+        watch: Is told how long things take, and what the workers measure.
         resume: False = take the weights of `model`, save no checkpoint.
     """
     assert config.run.folder is not None, "the config is not resolved"
     run_folder = Path(config.run.folder) if resume else None
-    return _start(config, run_folder=run_folder, total_steps=total_steps, loss=loss, timing=timing)
+    return _start(config, run_folder=run_folder, total_steps=total_steps, loss=loss, watch=watch)
 
 
 def check_lengths(config: Config, facts: ModelFacts) -> None:
@@ -140,10 +148,11 @@ def _start(
     run_folder: Path | None,
     total_steps: int | None,
     loss: Loss | LossFunction | None = None,
-    timing: Timing = untimed,
+    watch: Watch | None = None,
 ) -> Workers:
+    run_folder = None if run_folder is None else run_folder.absolute()  # workers may run in another folder
     checkpoint = find_checkpoint(run_folder) if run_folder is not None else None
-    source = config.model
+    source = _absolute(config.model)
     if checkpoint is not None:
         source = source.model_copy(update={"path": str(checkpoint / "model"), "new": None, "tokenizer": None})
     with _errors_of(checkpoint):
@@ -155,8 +164,8 @@ def _start(
     train = _train_settings(config, total_steps, loss)
     reference, kept = _reference(config, run_folder, needed=train.loss.needs_reference)
     with _errors_of(checkpoint):
-        options = _worker_options(config, source, facts)
-        group = LocalGroup(lambda ranks: Worker(options, tokenizer), _compute_settings(config.cluster))
+        options = _worker_options(config, source, facts, run_folder, measure_memory=watch is not None)
+        group = _group(config.cluster, lambda ranks: Worker(options, tokenizer, ranks))
     writer = None
     if run_folder is not None:
         saving = config.checkpoint
@@ -173,11 +182,11 @@ def _start(
         facts=facts,
         rollout=config.rollout,
         train=train,
-        reference=reference,
+        reference=_absolute(reference),
         kept_reference=kept,
         writer=writer,
         checkpoint=checkpoint,
-        timing=timing,
+        watch=watch,
     )
 
 
@@ -195,15 +204,41 @@ def _errors_of(checkpoint: Path | None) -> Generator[None]:
         ) from error
 
 
+def _absolute(model: ModelConfig) -> ModelConfig:
+    """A local path as it is seen from any folder."""
+    if model.path is None:
+        return model
+    path = Path(model.path).expanduser()
+    return model.model_copy(update={"path": str(path.absolute())}) if path.exists() else model
+
+
+def _group(cluster: ClusterConfig, make_worker: Callable[[Ranks], Worker]) -> WorkerGroup[Worker]:
+    """The workers: one in this process, or several on Ray."""
+    if cluster.num_workers == 1:
+        return LocalGroup(make_worker, _compute_settings(cluster))
+    from tandem.runtime.ray import RayGroup  # an extra
+
+    return RayGroup(
+        make_worker,
+        _compute_settings(cluster),
+        num_workers=cluster.num_workers,
+        device=torch.device(cluster.device),
+        address=cluster.address,
+    )
+
+
 def _compute_settings(cluster: ClusterConfig) -> ComputeSettings:
     assert cluster.threads != "auto", "the config is not resolved"
     assert cluster.deterministic != "auto"
     return ComputeSettings(threads=cluster.threads, deterministic=cluster.deterministic)
 
 
-def _worker_options(config: Config, source: ModelConfig, facts: ModelFacts) -> WorkerOptions:
+def _worker_options(
+    config: Config, source: ModelConfig, facts: ModelFacts, run_folder: Path | None, *, measure_memory: bool
+) -> WorkerOptions:
     assert config.model.dtype != "auto", "the config is not resolved"
     assert config.cluster.device != "auto"
+    assert config.trainer.offload != "auto"
     cache = config.rollout.kv_cache_gib
     return WorkerOptions(
         model=source,
@@ -215,6 +250,10 @@ def _worker_options(config: Config, source: ModelConfig, facts: ModelFacts) -> W
         max_sequence=config.data.max_prompt_length + config.rollout.max_response_length,
         max_concurrent=config.rollout.max_concurrent,
         kv_cache_bytes=None if cache == "auto" else int(cache * _GIB),
+        tensor_parallel=config.rollout.tensor_parallel,
+        offload=config.trainer.offload,
+        offload_folder=Path(tempfile.gettempdir()) if run_folder is None else run_folder / "offload",
+        measure_memory=measure_memory,
         seed=config.run.seed,
     )
 

@@ -16,7 +16,7 @@ from tandem.algorithm.masked import loss_mask
 from tandem.algorithm.protocols import Loss, LossFunction
 from tandem.batch import Rollouts, UpdateResult
 from tandem.config.model import ModelConfig
-from tandem.hybrid.phases import PhaseHandle, Timing
+from tandem.hybrid.phases import PhaseHandle, Watch
 from tandem.hybrid.worker import Worker
 from tandem.runtime.worker_group import WorkerGroup
 from tandem.trainer.optim import Schedule
@@ -47,13 +47,13 @@ class TrainPhase(PhaseHandle):
         *,
         policy_version: int,
         num_updates: int,
-        timing: Timing,
+        watch: Watch,
     ) -> None:
         super().__init__("train")
         self._group = group
         self._settings = settings
         self._reference = reference
-        self._timing = timing
+        self._timing = watch.timing
         self.policy_version = policy_version
         self.num_updates = num_updates
 

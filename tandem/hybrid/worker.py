@@ -2,190 +2,162 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from tandem.algorithm.protocols import Loss
 from tandem.batch import Prompt, Response, Rollouts, UpdateResult
 from tandem.checkpoint import host_shards, optimizer_shards, read_moments, write_moments
 from tandem.config.model import ModelConfig
-from tandem.config.trainer import TrainerConfig
-from tandem.model.build import build_model, new_config
-from tandem.model.facts import ModelFacts
-from tandem.model.hf import attention_name, load_model, save_model
+from tandem.hybrid.rollout_side import RolloutSide, SharedWeights
+from tandem.hybrid.training_side import TrainingSide
+from tandem.hybrid.worker_options import WorkerOptions
+from tandem.model.hf import save_model
+from tandem.model.ranks import ALONE, Ranks
 from tandem.model.shards import Shard
-from tandem.rollout.embedded import EmbeddedEngine
+from tandem.observe.memory import PeakMemory
 from tandem.rollout.options import SamplingOptions
-from tandem.trainer.budget import plan_memory
-from tandem.trainer.logprobs import batch_logprobs
-from tandem.trainer.master_weights import MasterWeights, round_weights
-from tandem.trainer.optim import Optimizer
-from tandem.trainer.packing import PackingOptions
-from tandem.trainer.policy import Policy
-from tandem.trainer.supervised import supervised_update
-from tandem.trainer.update import UpdateBatch, UpdateOptions, update_policy
+from tandem.trainer.update import UpdateBatch
 
-
-@dataclass(frozen=True)
-class WorkerOptions:
-    """What a worker is made from; every `auto` that does not need the model is resolved."""
-
-    model: ModelConfig
-    trainer: TrainerConfig
-    facts: ModelFacts
-    device: torch.device
-    dtype: torch.dtype  # of the computation
-    head_dtype: torch.dtype
-    max_sequence: int  # longest prompt and response together, in tokens
-    max_concurrent: int
-    kv_cache_bytes: int | None
-    seed: int
+_GIB = 1 << 30
+Peaks = Mapping[str, float | None]  # metric -> GiB; None = the system does not tell
 
 
 class Worker:
-    """Holds the model once; engine and trainer use the same tensors, in turns."""
+    """What the controller calls, on every rank at once. Each phase leaves the device to the other one."""
 
-    def __init__(self, options: WorkerOptions, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, options: WorkerOptions, tokenizer: PreTrainedTokenizerBase, ranks: Ranks = ALONE) -> None:
         self.options = options
         self.tokenizer = tokenizer
-        self.model = self._load(options.model)
-        memory = plan_memory(
-            self.model.config,
-            dtype=options.dtype,
-            device=options.device,
-            max_sequence=options.max_sequence,
-            micro_batch_tokens=options.trainer.micro_batch_tokens,
-            activation_checkpointing=options.trainer.activation_checkpointing,
-        )
-        self.checkpointing = memory.activation_checkpointing
-        if self.checkpointing:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
-        self.packing = PackingOptions(options.trainer.packing, memory.micro_batch_tokens)
-        self.weights = MasterWeights(self.model, body_dtype=options.dtype, head_dtype=options.head_dtype)
-        self.policy = self._as_policy(self.model)
-        self.optimizer = Optimizer(
-            self.weights,
-            betas=options.trainer.betas,
-            weight_decay=options.trainer.weight_decay,
-            max_grad_norm=options.trainer.max_grad_norm,
-            max_skipped=options.trainer.max_skipped_updates,
-        )
-        self.engine = EmbeddedEngine(
-            self.model,
-            tokenizer,
-            eos_ids=options.facts.eos_ids,
-            max_concurrent=options.max_concurrent,
-            kv_cache_bytes=options.kv_cache_bytes,
-        )
-        self.engine.sleep()
-        self.reference: Policy | None = None
+        self.ranks = ranks
+        self.training = TrainingSide(options, tokenizer, ranks)
+        self.sampling: RolloutSide = SharedWeights(self.training)
+        self._memory = PeakMemory(options.device)
+        self._peaks: dict[str, float | None] = {}
+        self._snapshot: tuple[Mapping[str, Shard], Mapping[str, Shard]] | None = None
 
-    def _load(self, model: ModelConfig) -> PreTrainedModel:
-        if model.new is not None:
-            return build_model(
-                new_config(model.new, self.tokenizer),
-                seed=self.options.seed,
-                attention=attention_name(model),
-                device=self.options.device,
-            )
-        return load_model(model, device=self.options.device, dtype=torch.float32)
+    # Phases
 
-    def _as_policy(self, model: PreTrainedModel) -> Policy:
-        return Policy(model, chunk_tokens=self.options.trainer.logits_chunk_tokens)
+    def enter_rollout(self, policy_version: int) -> int:
+        """Hand the device to the engine, with the weights as they are. Returns the bytes that went between ranks."""
+        self._start_measuring()
+        self.training.put_moments_away()
+        moved = self.sampling.load(self.training, policy_version)
+        self.training.put_weights_away()
+        self.sampling.engine.wake(policy_version)
+        self._note_peak("memory/to_rollout_gib")
+        return 0 if moved is None else moved.bytes_moved
+
+    def leave_rollout(self) -> Peaks:
+        """Free the KV cache. Returns the peaks of memory."""
+        self._note_peak("memory/rollout_gib")
+        self.sampling.engine.sleep()
+        return self._take_peaks()
+
+    def enter_train(self) -> None:
+        """Hand the device to the trainer."""
+        self._start_measuring()
+        self.sampling.release()
+        self.training.bring_back()
+        self._note_peak("memory/to_train_gib")
+
+    def leave_train(self) -> Peaks:
+        """Returns the peaks of memory. What was loaded stays until the engine needs the device."""
+        self._note_peak("memory/train_gib")
+        return self._take_peaks()
+
+    def _start_measuring(self) -> None:
+        if self.options.measure_memory:  # the peak belongs to the process, in which others may measure, too
+            self._memory.start()
+
+    def _note_peak(self, metric: str) -> None:
+        """The peak since the last one."""
+        peak = self._memory.stop()
+        self._peaks[metric] = None if peak is None else peak / _GIB
+        self._start_measuring()
+
+    def _take_peaks(self) -> Peaks:
+        peaks = dict(self._peaks)
+        self._peaks.clear()
+        return peaks
 
     # Rollout side
 
-    def wake_engine(self, policy_version: int) -> None:
-        """Get the engine ready to sample with the weights as they are."""
-        self.model.eval()
-        self.engine.wake(policy_version)
-
-    def sleep_engine(self) -> None:
-        """Free the KV cache."""
-        self.engine.sleep()
-
     def stream(self, prompts: Sequence[Prompt], options: SamplingOptions) -> Iterator[Response]:
         """Yield responses as they end."""
-        return self.engine.stream(prompts, options)
+        return self.sampling.stream(prompts, options)
 
     # Update side
 
     def old_logprobs(self, rollouts: Rollouts) -> Float[Tensor, "B L"]:
         """Log-probs of the response tokens under the policy as it is."""
-        return batch_logprobs(self.policy, rollouts, self.packing)
+        return self.training.old_logprobs(rollouts)
 
     def ref_logprobs(self, rollouts: Rollouts, source: ModelConfig) -> Float[Tensor, "B L"]:
         """Log-probs under the reference, which is loaded from `source` the first time."""
-        if self.reference is None:
-            model = self._load(source)
-            round_weights(model, body_dtype=self.options.dtype, head_dtype=self.options.head_dtype)
-            self.reference = self._as_policy(model.requires_grad_(requires_grad=False))
-        return batch_logprobs(self.reference, rollouts, self.packing)
+        return self.training.ref_logprobs(rollouts, source)
 
     def update(self, batch: UpdateBatch, loss: Loss, *, lr: float, step: int, policy_version: int) -> UpdateResult:
         """One step's optimizer updates: see `update_policy`."""
-        self.model.train(self.checkpointing)  # transformers checkpoints activations in training mode only
-        trainer = self.options.trainer
-        return update_policy(
-            self.policy,
-            self.optimizer,
-            batch,
-            loss,
-            UpdateOptions(
-                packing=self.packing,
-                mini_batch_responses=trainer.mini_batch_responses,
-                shuffle=trainer.mini_batch_shuffle,
-                epochs=trainer.update_epochs,
-            ),
-            lr=lr,
-            seed=(self.options.seed, step),
-            policy_version=policy_version,
-        )
+        return self.training.update(batch, loss, lr=lr, step=step, policy_version=policy_version)
 
     def supervised_update(self, rollouts: Rollouts, lr: float) -> float:
         """One optimizer step of maximum likelihood; returns the loss."""
-        self.model.train(self.checkpointing)
-        return supervised_update(self.policy, self.optimizer, rollouts, self.packing, lr=lr)
+        return self.training.supervised_update(rollouts, lr)
 
     def reset_optimizer(self) -> None:
         """Forget the moments, as if no update had been made."""
-        self.optimizer.reset()
+        self.training.optimizer.reset()
 
     # Saving
 
     def state(self) -> dict[str, Any]:
         """Counters that belong into a checkpoint, JSON-able."""
-        return {"skipped_in_row": self.optimizer.skipped_in_row}
+        return {"skipped_in_row": self.training.optimizer.skipped_in_row}
 
     def load_optimizer(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
         """Take up the moments of a checkpoint. The weights were loaded from it when the worker was made."""
         read_moments(checkpoint, self._moments())
-        self.optimizer.skipped_in_row = int(state["skipped_in_row"])
+        self.training.optimizer.skipped_in_row = int(state["skipped_in_row"])
 
-    def saver(self, *, copy: bool) -> Callable[[Path], None]:
-        """Writes weights and moments as they are now into a checkpoint; with `copy` while this worker trains on.
+    def take_snapshot(self, *, copy: bool) -> None:
+        """Remember weights and moments for `write_snapshot`; with `copy` as they are now, while training goes on."""
+        self.training.bring_back()
+        self._snapshot = (
+            host_shards(self.training.weights.shards(), copy=copy),
+            host_shards(self._moments(), copy=copy),
+        )
 
-        A thread must call it directly: settings that a group applies around its calls are those of the whole process.
-        """
-        weights = host_shards(self.weights.shards(), copy=copy)
-        moments = host_shards(self._moments(), copy=copy)
+    def write_snapshot(self, folder: Path) -> None:
+        """Write this rank's part of the snapshot into the folder of a checkpoint, and forget it. No collectives."""
+        assert self._snapshot is not None
+        weights, moments = self._snapshot
+        self.save(folder / "model", torch.float32, weights)
+        write_moments(folder, moments, lead=self.ranks.rank == 0)
+        self._snapshot = None
 
-        def save(checkpoint: Path) -> None:
-            save_model(self.model, checkpoint / "model", tokenizer=self.tokenizer, shards=weights, dtype=torch.float32)
-            write_moments(checkpoint, moments)
-
-        return save
-
-    def save(self, folder: Path, dtype: torch.dtype | None) -> None:
-        """Write a Hugging Face folder of the float32 masters, cast to `dtype`."""
-        save_model(self.model, folder, tokenizer=self.tokenizer, shards=self.weights.shards(), dtype=dtype)
+    def save(self, folder: Path, dtype: torch.dtype | None, weights: Mapping[str, Shard] | None = None) -> None:
+        """Write this rank's part of a Hugging Face folder: the float32 weights, or copies of them, cast to `dtype`."""
+        if weights is None:
+            self.training.bring_weights_back()
+            weights = self.training.weights.shards()
+        save_model(
+            self.training.policy.model,
+            folder,
+            tokenizer=self.tokenizer,
+            shards=weights,
+            names=self.training.names,
+            dtype=dtype,
+            lead=self.ranks.rank == 0,
+        )
 
     def _moments(self) -> dict[str, Shard]:
-        return optimizer_shards(self.weights.shards(), self.optimizer.adamw)
+        return optimizer_shards(
+            self.training.weights.shards(), self.training.optimizer.adamw, lead=self.ranks.rank == 0
+        )

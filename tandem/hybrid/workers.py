@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +16,15 @@ from tandem.batch import Evaluation
 from tandem.checkpoint import CheckpointWriter, complete_or_absent, read_state
 from tandem.config.model import ModelConfig
 from tandem.config.rollout import RolloutConfig
-from tandem.errors import CheckpointError
-from tandem.hybrid.phases import PhaseMachine, Timing, untimed
+from tandem.errors import CheckpointError, ClusterError
+from tandem.hybrid.phases import PhaseMachine, Unwatched, Watch
 from tandem.hybrid.rollout_phase import RolloutPhase
 from tandem.hybrid.train_phase import TrainPhase, TrainSettings
-from tandem.hybrid.worker import Worker
+from tandem.hybrid.worker import Peaks, Worker
 from tandem.model.facts import ModelFacts
 from tandem.runtime.worker_group import WorkerGroup
+
+_GIB = 1 << 30
 
 
 class Stateful(Protocol):
@@ -56,7 +58,7 @@ class Workers:
         kept_reference: KeptReference | None = None,
         writer: CheckpointWriter | None = None,
         checkpoint: Path | None = None,
-        timing: Timing = untimed,
+        watch: Watch | None = None,
     ) -> None:
         """See `start_workers`.
 
@@ -69,12 +71,12 @@ class Workers:
             kept_reference: What `keep_reference` writes, if no other place has the reference for as long as the run.
             writer: Of the run's checkpoints.
             checkpoint: The one that the weights were loaded from.
-            timing: Called with the name of a piece of work; the context it returns is held meanwhile.
+            watch: Is told how long things take.
         """
         self.tokenizer = tokenizer
         self.facts = facts
         self.policy_version = 0
-        self.timing = timing
+        self.watch: Watch = Unwatched() if watch is None else watch
         self._group = group
         self._rollout = rollout
         self._train = train
@@ -96,20 +98,22 @@ class Workers:
             PhaseError: Another phase is open.
         """
         with self._phases.enter("rollout"):
-            self._group.call(Worker.wake_engine, self.policy_version)
+            with self.watch.timing("to_rollout"):
+                moved = self._group.call(Worker.enter_rollout, self.policy_version)
+            self.watch.record("perf/reshard_gib", moved / _GIB)
             phase = RolloutPhase(
                 self._group,
                 self._rollout,
                 seed=self._train.seed,
                 policy_version=self.policy_version,
-                timing=self.timing,
+                watch=self.watch,
                 timed_as=timed_as,
             )
             try:
                 yield phase
             finally:
                 phase.close()
-                self._group.call(Worker.sleep_engine)
+                self._record(self._group.call_each(Worker.leave_rollout))
 
     @contextmanager
     def train_phase(self) -> Generator[TrainPhase]:
@@ -119,13 +123,15 @@ class Workers:
             PhaseError: Another phase is open.
         """
         with self._phases.enter("train"):
+            with self.watch.timing("to_train"):
+                self._group.call(Worker.enter_train)
             phase = TrainPhase(
                 self._group,
                 self._train,
                 self._reference,
                 policy_version=self.policy_version,
                 num_updates=self._num_updates,
-                timing=self.timing,
+                watch=self.watch,
             )
             try:
                 yield phase
@@ -133,10 +139,26 @@ class Workers:
                 phase.close()
                 self.policy_version = phase.policy_version
                 self._num_updates = phase.num_updates
+                self._record(self._group.call_each(Worker.leave_train))
+
+    def _record(self, peaks: Sequence[Peaks]) -> None:
+        """The peaks of memory of each rank."""
+        for of_rank in peaks:
+            for metric, value in of_rank.items():
+                self.watch.record(metric, value)
 
     @property
     def model(self) -> PreTrainedModel:
-        """The transformers model that engine and trainer share, on one rank in this process."""
+        """The transformers model that engine and trainer share, in this process.
+
+        Raises:
+            ClusterError: There are several workers: each has a part of it only.
+        """
+        if self._group.num_workers > 1:
+            raise ClusterError(
+                f"the model is spread over {self._group.num_workers} workers, and whole in none of them",
+                remedy="export it and load the folder, or start one worker in this process (num_workers=1)",
+            )
         return self._group.call(_model_of)
 
     def export(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> Path:
@@ -187,9 +209,9 @@ class Workers:
             CheckpointError: This checkpoint or the one before it could not be written.
         """
         assert self._writer is not None, "these workers have no run folder"
-        with self.timing("checkpoint"):
+        with self.watch.timing("checkpoint"):
             self._writer.wait()  # before copying: never two copies at a time
-            save = self._group.call(Worker.saver, copy=self._writer.background)
+            self._group.call(Worker.take_snapshot, copy=self._writer.background)
             state = {
                 "policy_version": self.policy_version,
                 "num_updates": self._num_updates,
@@ -197,7 +219,11 @@ class Workers:
                 "parts": {name: part.state_dict() for name, part in parts.items()},
             }
             metrics = {} if evaluation is None else evaluation.metrics
-            self._writer.write(step, state, metrics, save)
+            self._writer.write(step, state, metrics, self._write_snapshot)
+
+    def _write_snapshot(self, folder: Path) -> None:
+        """Each rank writes its part, while training goes on."""
+        self._group.start(Worker.write_snapshot, folder).result()
 
     def load_checkpoint(self, parts: Mapping[str, Stateful], *, allow_changes: bool = False) -> int:
         """Go on from the run's newest checkpoint, if there is one.
@@ -234,13 +260,16 @@ class Workers:
         self._group.call(Worker.reset_optimizer)
 
     def close(self) -> None:
-        """Wait for a checkpoint that is being written.
+        """Wait for a checkpoint that is being written, then end the workers.
 
         Raises:
             CheckpointError: It could not be written.
         """
-        if self._writer is not None:
-            self._writer.wait()
+        try:
+            if self._writer is not None:
+                self._writer.wait()
+        finally:
+            self._group.close()
 
     def __enter__(self) -> Workers:
         return self
@@ -250,4 +279,4 @@ class Workers:
 
 
 def _model_of(worker: Worker) -> PreTrainedModel:
-    return worker.model
+    return worker.training.policy.model

@@ -9,6 +9,7 @@ import pytest
 import tandem as td
 from tandem.collect import as_rewards, collect
 from tandem.errors import RewardError
+from tandem.hybrid.phases import Unwatched
 from tandem.rewards.pool import RewardPool
 from tandem.rewards.sample import Sample, Score
 from tests.unit.hybrid.made import config_of, prompts_of, rollout, start_tiny
@@ -43,12 +44,13 @@ def pool(tmp_path: Path) -> Iterator[Watched]:
 def test_responses_are_scored_while_others_are_still_being_written(tmp_path: Path, pool: Watched) -> None:
     workers = start_tiny(tmp_path / "model")
 
-    @contextmanager
-    def timing(name: str) -> Iterator[None]:
-        pool.events.append(name)
-        yield
+    class Noted(Unwatched):
+        @contextmanager
+        def timing(self, name: str) -> Iterator[None]:
+            pool.events.append(name)
+            yield
 
-    workers.timing = timing
+    workers.watch = Noted()
     prompts = prompts_of(workers)
     with workers.rollout_phase() as engine:
         collect(engine, prompts, pool, engine.options(step=1, n=8, max_response_length=8))

@@ -24,7 +24,7 @@ def test_body_in_bfloat16_head_and_masters_in_float32(tmp_path: Path, tie: bool)
     body = [weight for weight in workers.model.parameters() if weight is not head]
     assert body
     assert {weight.dtype for weight in body} == {torch.bfloat16}
-    assert {weight.dtype for weight in worker.weights.parameters()} == {torch.float32}
+    assert {weight.dtype for weight in worker.training.weights.parameters()} == {torch.float32}
 
 
 def test_the_head_can_be_bfloat16_too(tmp_path: Path) -> None:
@@ -59,10 +59,10 @@ def test_updates_too_small_for_bfloat16_are_not_lost(tmp_path: Path) -> None:
     """The masters take each of them, and what is exported has them."""
     workers = start_tiny(tmp_path / "model", lr=1e-6, config=BF16)
     rollouts = rollout(workers)
-    before = {name: shard.tensor.clone() for name, shard in worker_of(workers).weights.shards().items()}
+    before = {name: shard.tensor.clone() for name, shard in worker_of(workers).training.weights.shards().items()}
     with workers.train_phase() as trainer:
         trainer.update(rollouts, contrast(rollouts))
-    after = worker_of(workers).weights.shards()
+    after = worker_of(workers).training.weights.shards()
     moved = torch.cat([(after[name].tensor != before[name]).flatten() for name in before])
     assert moved.float().mean() > 0.9
     workers.export(tmp_path / "export", dtype=torch.float32)

@@ -126,7 +126,7 @@ def test_kv_cache_gib_bounds_the_cache_and_too_little_is_told(tmp_path: Path) ->
     workers = start_with(tmp_path, "rollout", max_concurrent=64, kv_cache_gib=1e-3)
     with workers.rollout_phase() as engine:
         engine.generate(prompts_of(workers), n=16, max_response_length=8, step=1)
-        cache = worker_of(workers).engine._cache
+        cache = worker_of(workers).sampling.engine._cache
         assert cache is not None
         assert cache.slots < 64
     tiny = start_with(tmp_path, "rollout", kv_cache_gib=1e-6)

@@ -70,19 +70,19 @@ def test_a_handle_works_inside_of_its_block_only(workers: td.Workers) -> None:
 def test_memory_changes_hands(workers: td.Workers) -> None:
     """While training there is no KV cache, while sampling there are no gradients."""
     worker = worker_of(workers)
-    assert worker.engine._cache is None
+    assert worker.sampling.engine._cache is None
     with workers.rollout_phase() as engine:
         rollouts = engine.generate(prompts_of(workers), n=4, max_response_length=8, step=1)
-        assert worker.engine._cache is not None
+        assert worker.sampling.engine._cache is not None
         assert all(weight.grad is None for weight in workers.model.parameters())
-    assert worker.engine._cache is None
-    assert worker.engine._packed is None
+    assert worker.sampling.engine._cache is None
+    assert worker.sampling.engine._packed is None
     with workers.train_phase() as trainer:
         trainer.update(rollouts, contrast(rollouts))
-        assert worker.engine._cache is None
-        assert all(weight.grad is None for weight in worker.weights.parameters())
+        assert worker.sampling.engine._cache is None
+        assert all(weight.grad is None for weight in worker.training.weights.parameters())
         trainer.supervised_update([[5, 6]], [[7, 1]], lr=1e-3)
-        assert all(weight.grad is None for weight in worker.weights.parameters())
+        assert all(weight.grad is None for weight in worker.training.weights.parameters())
 
 
 def test_the_policy_version_counts_updates_that_changed_the_weights(workers: td.Workers) -> None:
@@ -93,7 +93,7 @@ def test_the_policy_version_counts_updates_that_changed_the_weights(workers: td.
         assert trainer.update(rollouts, contrast(rollouts)).policy_version == 2
     assert workers.policy_version == 2
     assert rollout(workers).policy_version == 2
-    assert worker_of(workers).engine.policy_version == 2
+    assert worker_of(workers).sampling.engine.policy_version == 2
     with workers.train_phase() as trainer:
         idle = trainer.update(rollouts, torch.zeros(len(rollouts)))
     assert (idle.num_updates, idle.policy_version, workers.policy_version) == (0, 2, 2)

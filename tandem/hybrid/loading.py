@@ -1,0 +1,114 @@
+"""A policy on this rank: the whole model where it is alone, its rows of every weight where there are others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from tandem.config.model import ModelConfig
+from tandem.hybrid.worker_options import WorkerOptions
+from tandem.model.build import build_model, new_config
+from tandem.model.file_names import FileNames
+from tandem.model.hf import attention_name, load_model, load_shards, read_config
+from tandem.model.shards import Shard
+from tandem.model.skeleton import skeleton
+from tandem.trainer.fsdp import ShardedWeights
+from tandem.trainer.master_weights import MasterWeights, round_weights
+from tandem.trainer.policy import Policy
+from tandem.trainer.weights import Weights
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A policy with its weights."""
+
+    policy: Policy
+    weights: Weights
+    names: FileNames | None  # in the files of a model that is spread; None = they can be asked of the model itself
+
+
+def load_policy(
+    source: ModelConfig, options: WorkerOptions, tokenizer: PreTrainedTokenizerBase, mesh: DeviceMesh | None
+) -> Loaded:
+    """Load the model, or build it, with float32 weights to train.
+
+    Args:
+        source: Where it comes from.
+        options: Of the worker.
+        tokenizer: A new model has its size.
+        mesh: Over which the weights are spread. None = this rank has all of them.
+
+    Raises:
+        ModelError: Weights are missing, or do not fit the config.
+    """
+    if mesh is not None:
+        return _spread_policy(source, options, tokenizer, mesh, trainable=True)
+    model = _whole_model(source, options, tokenizer, options.device)
+    weights = MasterWeights(model, body_dtype=options.dtype, head_dtype=options.head_dtype)
+    return Loaded(Policy(model, chunk_tokens=options.trainer.logits_chunk_tokens), weights, names=None)
+
+
+def load_reference(
+    source: ModelConfig, options: WorkerOptions, tokenizer: PreTrainedTokenizerBase, mesh: DeviceMesh | None
+) -> tuple[Policy, Sequence[Tensor]]:
+    """The same for a policy that is never trained; with the tensors that hold its weights.
+
+    Raises:
+        ModelError: See `load_policy`.
+    """
+    if mesh is not None:
+        loaded = _spread_policy(source, options, tokenizer, mesh, trainable=False)
+        return loaded.policy, loaded.weights.freeable()
+    model = _whole_model(source, options, tokenizer, options.device).requires_grad_(requires_grad=False)
+    round_weights(model, body_dtype=options.dtype, head_dtype=options.head_dtype)
+    return Policy(model, chunk_tokens=options.trainer.logits_chunk_tokens), list(model.parameters())
+
+
+def _spread_policy(
+    source: ModelConfig,
+    options: WorkerOptions,
+    tokenizer: PreTrainedTokenizerBase,
+    mesh: DeviceMesh,
+    *,
+    trainable: bool,
+) -> Loaded:
+    model_config = read_config(source) if source.new is None else new_config(source.new, tokenizer)
+    model = skeleton(model_config, attention=attention_name(source), trust_remote_code=source.trust_remote_code)
+    model.requires_grad_(requires_grad=trainable)
+    names = FileNames(model)
+    policy = Policy(model, chunk_tokens=options.trainer.logits_chunk_tokens, body_dtype=options.dtype)
+    weights = ShardedWeights(policy, mesh, head_dtype=options.head_dtype, device=options.device)
+    if source.new is None:
+        load_shards(source, model, weights.shards(), names=names)
+    else:
+        _take_rows(_whole_model(source, options, tokenizer, _CPU), weights.shards())
+    return Loaded(policy, weights, names)
+
+
+def _whole_model(
+    source: ModelConfig, options: WorkerOptions, tokenizer: PreTrainedTokenizerBase, device: torch.device
+) -> PreTrainedModel:
+    if source.new is None:
+        model = load_model(source, device=device, dtype=torch.float32)
+        if options.offload != "none":
+            for parameter in model.parameters():  # their memory may be that of the file, which cannot be freed
+                parameter.data = parameter.data.clone()
+        return model
+    return build_model(
+        new_config(source.new, tokenizer), seed=options.seed, attention=attention_name(source), device=device
+    )
+
+
+@torch.no_grad()
+def _take_rows(model: PreTrainedModel, shards: Mapping[str, Shard]) -> None:
+    """A new model is small, and the recipe of its random weights cannot be followed for some rows only."""
+    for name, parameter in model.named_parameters():
+        shard = shards[name]
+        shard.tensor.copy_(parameter[shard.first_row : shard.first_row + len(shard.tensor)])

@@ -1,0 +1,64 @@
+"""The side of a worker that samples: an engine, and where it has its weights from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from tandem.batch import Prompt, Response
+from tandem.hybrid.training_side import TrainingSide
+from tandem.hybrid.worker_options import WorkerOptions
+from tandem.model.reshard import Moved
+from tandem.rollout.embedded import EmbeddedEngine
+from tandem.rollout.options import SamplingOptions
+
+
+class RolloutSide(Protocol):
+    """Gets weights, samples, and gives its memory back."""
+
+    engine: EmbeddedEngine
+
+    def load(self, training: TrainingSide, policy_version: int) -> Moved | None:
+        """Have the policy's weights as they are now, which are those of `policy_version`; None = nothing was moved."""
+        ...
+
+    def release(self) -> None:
+        """Free the weights, as far as they are the engine's own."""
+        ...
+
+    def stream(self, prompts: Sequence[Prompt], options: SamplingOptions) -> Iterator[Response]:
+        """Yield responses as they end: this rank's share of them."""
+        ...
+
+
+class SharedWeights:
+    """Alone: the engine reads the very tensors that the trainer writes. Nothing moves."""
+
+    def __init__(self, training: TrainingSide) -> None:
+        options = training.options
+        self.engine = _engine(training.policy.model, training.tokenizer, options)
+
+    def load(self, training: TrainingSide, policy_version: int) -> None:
+        """See `RolloutSide`: they are there."""
+        training.policy.model.eval()
+
+    def release(self) -> None:
+        """See `RolloutSide`: none of them is the engine's own."""
+
+    def stream(self, prompts: Sequence[Prompt], options: SamplingOptions) -> Iterator[Response]:
+        """See `RolloutSide`: all of them."""
+        return self.engine.stream(prompts, options)
+
+
+def _engine(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: WorkerOptions) -> EmbeddedEngine:
+    engine = EmbeddedEngine(
+        model,
+        tokenizer,
+        eos_ids=options.facts.eos_ids,
+        max_concurrent=options.max_concurrent,
+        kv_cache_bytes=options.kv_cache_bytes,
+    )
+    engine.sleep()
+    return engine

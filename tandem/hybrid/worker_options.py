@@ -1,0 +1,33 @@
+"""What a worker is made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from tandem.config.model import ModelConfig
+from tandem.config.trainer import TrainerConfig
+from tandem.model.facts import ModelFacts
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """The same on every rank; every `auto` that does not need the model is resolved."""
+
+    model: ModelConfig
+    trainer: TrainerConfig
+    facts: ModelFacts
+    device: torch.device
+    dtype: torch.dtype  # of the computation
+    head_dtype: torch.dtype
+    max_sequence: int  # longest prompt and response together, in tokens
+    max_concurrent: int  # in each engine
+    kv_cache_bytes: int | None
+    tensor_parallel: int
+    offload: Literal["none", "host", "disk"]
+    offload_folder: Path | None  # for "disk"
+    measure_memory: bool  # of each phase
+    seed: int
