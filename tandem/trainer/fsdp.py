@@ -97,29 +97,13 @@ class ShardedWeights:
 
 
 def _spread(policy: Policy, mesh: DeviceMesh, head_dtype: torch.dtype) -> None:
-    """Make groups of parameters that are gathered together.
-
-    They are each layer, an embedding that is not tied, the rest of the body, and the head.
-    """
-    model = policy.model
-    head = model.get_output_embeddings()
+    """Make groups of parameters that are gathered together: each layer, each module beside them, and the head."""
+    head = policy.model.get_output_embeddings()
     of_head = set(head.parameters()) if head is not None else set()
-    embedding = model.get_input_embeddings()
-
-    def group(module: nn.Module, dtype: torch.dtype, leave_out: set[nn.Parameter] | None = None) -> None:
-        fully_shard(
-            module,
-            mesh=mesh,
-            mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False),
-            ignored_params=leave_out,
-        )
-
-    for layer in _layers(model):
-        group(layer, policy.body_dtype)
-    if of_head.isdisjoint(embedding.parameters()):
-        group(embedding, policy.body_dtype)
-    group(model.base_model, policy.body_dtype, leave_out=of_head)
-    group(policy, head_dtype)
+    for module in _parts(policy.model):
+        if of_head.isdisjoint(module.parameters()):
+            _make_group(module, mesh, policy.body_dtype)
+    _make_group(policy, mesh, head_dtype)  # what is left: the head, with the embedding that is tied to it
     for module in policy.modules():  # neither setting reaches the modules inside
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot multiply while it adds
@@ -127,11 +111,20 @@ def _spread(policy: Policy, mesh: DeviceMesh, head_dtype: torch.dtype) -> None:
     policy.register_forward_hook(_let_go)
 
 
-def _layers(model: PreTrainedModel) -> nn.ModuleList:
+def _make_group(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> None:
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    fully_shard(module, mesh=mesh, mp_policy=policy)
+
+
+def _parts(model: PreTrainedModel) -> list[nn.Module]:
+    """The layers, and every module beside them that has parameters of its own."""
     count = model.config.num_hidden_layers
-    for module in model.base_model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return module
+    modules = list(model.base_model.modules())
+    for layers in modules:
+        if isinstance(layers, nn.ModuleList) and len(layers) == count:
+            inside = set(layers.modules())
+            beside = [each for each in modules if each not in inside and list(each.parameters(recurse=False))]
+            return [*layers, *beside]
     raise ModelError(
         f"{type(model).__name__} has no list of its {count} layers, by which it could be spread over ranks",
         remedy="train it with cluster.num_workers=1",
