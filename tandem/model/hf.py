@@ -231,7 +231,7 @@ def _save_config(model: PreTrainedModel, folder: Path, dtype: torch.dtype | None
     config.architectures = [type(model).__name__.removeprefix("FSDP")]
     config.dtype = dtype or model.dtype
     if model.is_remote_code():
-        custom_object_save(model, folder, config=config)
+        custom_object_save(model, folder, config=config)  # pyrefly: ignore[bad-argument-type]
     config.save_pretrained(folder)
     _make_saveable(model.generation_config)
     model.generation_config.save_pretrained(folder)

@@ -19,9 +19,9 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from io import BufferedReader, BufferedWriter
 from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
@@ -213,16 +213,16 @@ def _plan(
     return stored, headers
 
 
-def _write_range(file: BinaryIO, stored: Stored, piece: Piece, shard: Shard) -> None:
+def _write_range(file: BufferedWriter, stored: Stored, piece: Piece, shard: Shard) -> None:
     elements = shard.tensor.detach().reshape(-1)
     for first, last in _common_ranges(piece, shard, stored.dtype.itemsize):
         part = elements[first - shard.first_element : last - shard.first_element].to("cpu", stored.dtype)
         file.seek(stored.offset + (first - piece.first_element) * stored.dtype.itemsize)
-        file.write(part.view(torch.uint8).numpy())
+        file.write(part.view(torch.uint8).numpy().data)
 
 
 @torch.no_grad()
-def _read_range(file: BinaryIO, stored: Stored, piece: Piece, shard: Shard, buffer: bytearray) -> None:
+def _read_range(file: BufferedReader, stored: Stored, piece: Piece, shard: Shard, buffer: bytearray) -> None:
     elements = shard.tensor.view(-1)
     for first, last in _common_ranges(piece, shard, stored.dtype.itemsize):
         file.seek(stored.offset + (first - piece.first_element) * stored.dtype.itemsize)
@@ -248,8 +248,11 @@ def _problems(stored: Mapping[str, Stored], pieces: Mapping[str, Piece], into: M
         if stored[name].shape != piece.shape:
             problems.append(f"{name} has shape {stored[name].shape}, not {piece.shape}")
     for name, shard in into.items():
-        if found[name] != math.prod(shard.shape):
-            problems.append(f"{name} is missing" if found[name] == 0 else f"parts of {name} are missing")
+        wanted = math.prod(shard.shape)
+        if found[name] == 0 < wanted:
+            problems.append(f"{name} is missing")
+        elif found[name] != wanted:
+            problems.append(f"{name} has {found[name]} of its {wanted} elements")
     return problems
 
 

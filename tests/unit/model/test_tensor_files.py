@@ -15,6 +15,7 @@ from torch import Tensor
 import tandem.model.tensor_files as tensor_files
 from tandem.model.shards import Shard
 from tandem.model.tensor_files import read, stored_tensors, write
+from tests.cut import cut, empty
 
 
 def tensors() -> dict[str, Tensor]:
@@ -27,26 +28,6 @@ def tensors() -> dict[str, Tensor]:
         "half": torch.randn(5, 2, 3, generator=generator).bfloat16(),
         "count": torch.arange(4),
     }
-
-
-def cut(whole: Mapping[str, Tensor], size: int) -> list[dict[str, Shard]]:
-    """As FSDP cuts: rows in equal parts, the last ones shorter or empty; a single number is everyone's."""
-    ranks: list[dict[str, Shard]] = []
-    for rank in range(size):
-        shards: dict[str, Shard] = {}
-        for name, tensor in whole.items():
-            if tensor.ndim == 0:
-                shards[name] = Shard(tensor.clone(), (), primary=rank == 0)
-                continue
-            rows = -(-len(tensor) // size)
-            first = min(rank * rows, len(tensor))
-            shards[name] = Shard(tensor[first : first + rows].clone(), tuple(tensor.shape), first)
-        ranks.append(shards)
-    return ranks
-
-
-def empty(shards: Mapping[str, Shard], dtype: torch.dtype | None = None) -> dict[str, Shard]:
-    return {name: replace(each, tensor=torch.zeros_like(each.tensor, dtype=dtype)) for name, each in shards.items()}
 
 
 def write_all(folder: Path, ranks: Sequence[Mapping[str, Shard]], *, dtype: torch.dtype | None = None) -> None:
