@@ -20,6 +20,7 @@ from tandem.trainer.optim import Optimizer, StepOutcome
 from tandem.trainer.packing import PackingOptions
 from tandem.trainer.policy import Policy
 from tandem.trainer.update import UpdateBatch, UpdateOptions, update_policy
+from tandem.trainer.weights import Weights
 from tests.tiny import tiny_model
 
 PROMPT_LENGTHS = (9, 2, 5, 3)
@@ -29,10 +30,10 @@ CUT_OFF = (1, 0)  # (group, index) of the response that ends by the length limit
 
 @dataclass
 class Trainee:
-    """A policy and what updates it. float32 on the CPU unless said otherwise."""
+    """A policy and what updates it. float32 on the CPU unless said otherwise; on several ranks each has a part."""
 
     model: PreTrainedModel
-    weights: MasterWeights
+    weights: Weights
     policy: Policy
     optimizer: Optimizer
 
@@ -49,7 +50,7 @@ class Trainee:
 class KeepGradient(Optimizer):
     """Keeps the gradient of each update as it was before clipping, and changes no weight."""
 
-    def __init__(self, weights: MasterWeights) -> None:
+    def __init__(self, weights: Weights) -> None:
         super().__init__(weights, max_grad_norm=1e9)
         self.gradients: list[Tensor] = []
 
