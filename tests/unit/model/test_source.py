@@ -9,7 +9,7 @@ import pytest
 from tandem.config.model import ModelConfig
 from tandem.errors import ModelError
 from tandem.model.hf import read_config
-from tandem.model.source import check_hub_name, resolve_model_path, weights_problems
+from tandem.model.source import check_hub_name, resolve_model_path, weights_folder, weights_problems
 from tandem.model.tokenizer import load_tokenizer
 
 
@@ -66,6 +66,10 @@ def test_a_model_that_was_loaded_before_is_not_asked_for(tmp_path: Path, monkeyp
     (tmp_path / "models--org--known" / "refs" / "main").write_text(snapshot.name)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     check_hub_name("org/known")
+    assert weights_folder("org/known") == snapshot
+    assert weights_folder(str(snapshot)) == snapshot
+    with pytest.raises(OSError, match="cached snapshot"):
+        weights_folder("org/unknown")
 
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "./missing", "a/b/c", "~/missing-model"])
