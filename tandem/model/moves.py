@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -13,7 +13,7 @@ from tandem.model.layouts import Box, Layout, common
 
 @dataclass(frozen=True)
 class Move:
-    """A box of a tensor that one rank gives to another, or keeps."""
+    """A box of a tensor that one rank gives to another, or has itself."""
 
     name: str
     source: int  # rank
@@ -31,22 +31,28 @@ Layouts = Mapping[str, Layout]
 """One rank's part of each tensor, by name."""
 
 
-def plan_moves(have: Sequence[Layouts], need: Sequence[Layouts], machines: Sequence[str]) -> list[Move]:
-    """Give every rank each element that it needs, once.
+def kept_moves(rank: int, have: Layouts, need: Layouts) -> list[Move]:
+    """What a rank needs and has itself."""
+    return [
+        Move(name, rank, rank, box, layout.dtype) for name, layout in need.items() for box in common(have[name], layout)
+    ]
 
-    A rank keeps what it has itself. Else, where several ranks have the same part, it comes from one on the same
-    machine if there is any, and of these from the one that has the least to send so far.
+
+def plan_moves(have: Sequence[Layouts], need: Sequence[Layouts], machines: Sequence[str]) -> Iterator[Move]:
+    """Give every rank what it needs and does not have itself, each element once; those of one dtype follow each other.
+
+    Where several ranks have the same part, it comes from one on the same machine if there is any, and of these from
+    the one that has the least to send so far.
 
     Args:
-        have: Of each rank. Two ranks have the same part of a tensor, or nothing in common.
+        have: Of each rank. Any two have the same part of a tensor or nothing in common, all together have all of it.
         need: Of each rank.
         machines: Of each rank, the name of its machine.
     """
-    moves: list[Move] = []
     sent = [0] * len(have)
 
-    def distance(source: int, target: int) -> tuple[bool, bool, int, int]:
-        return source != target, machines[source] != machines[target], sent[source], abs(source - target)
+    def distance(source: int, target: int) -> tuple[bool, int, int]:
+        return machines[source] != machines[target], sent[source], abs(source - target)
 
     for name in _by_dtype(have, need):
         holders: dict[Layout, list[int]] = {}
@@ -54,19 +60,20 @@ def plan_moves(have: Sequence[Layouts], need: Sequence[Layouts], machines: Seque
             holders.setdefault(layouts[name], []).append(rank)
         for target, layouts in enumerate(need):
             for layout, ranks in holders.items():
-                boxes = common(layout, layouts[name])
+                if target in ranks or not (boxes := common(layout, layouts[name])):
+                    continue
                 _, source = min((distance(rank, target), rank) for rank in ranks)
-                moves += [Move(name, source, target, box, layouts[name].dtype) for box in boxes]
-                if source != target:
-                    sent[source] += sum(box.elements for box in boxes) * layouts[name].dtype.itemsize
-    return moves
+                for box in boxes:
+                    move = Move(name, source, target, box, layouts[name].dtype)
+                    sent[source] += move.bytes
+                    yield move
 
 
-def fill_buckets(moves: Sequence[Move], *, num_ranks: int, max_bytes: int) -> Iterator[list[Move]]:
+def fill_buckets(moves: Iterable[Move], *, num_ranks: int, max_bytes: int) -> Iterator[list[Move]]:
     """Cut the moves of `plan_moves` and put them into buckets, each of one dtype.
 
     Args:
-        moves: Between different ranks.
+        moves: Those of one tensor follow each other.
         num_ranks: All of them.
         max_bytes: What a rank may send, and what it may receive, in one bucket. At least one element always fits.
     """
@@ -102,7 +109,7 @@ def _by_dtype(have: Sequence[Layouts], need: Sequence[Layouts]) -> list[str]:
     return sorted(names, key=lambda name: str(need[0][name].dtype))
 
 
-def _cut(moves: Sequence[Move], max_bytes: int) -> Iterator[Move]:
+def _cut(moves: Iterable[Move], max_bytes: int) -> Iterator[Move]:
     """Moves of at most `max_bytes`, tensor by tensor; of a large one first a block from every rank, then the next."""
     for _, of_tensor in groupby(moves, key=lambda move: move.name):
         blocks = [

@@ -20,7 +20,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from tandem.model.layouts import Piece, layout_of, local
-from tandem.model.moves import Move, fill_buckets, least_bytes, plan_moves
+from tandem.model.moves import Move, fill_buckets, kept_moves, least_bytes, plan_moves
 from tandem.model.ranks import Ranks
 
 BUCKET_BYTES = 64 * 2**20
@@ -57,14 +57,15 @@ class Resharder:
     ) -> None:
         layouts = [{name: layout_of(piece) for name, piece in pieces.items()} for pieces in (source, target)]
         machines, have, need = zip(*ranks.gather((socket.gethostname(), *layouts)), strict=True)
+        self._kept = kept_moves(ranks.rank, *layouts)
+        self._buckets: list[_Bucket] = []
+        self._bytes_moved = 0
         moves = plan_moves(have, need, machines)
-        between = [move for move in moves if move.source != move.target]
-        buckets = fill_buckets(between, num_ranks=ranks.size, max_bytes=bucket_bytes // 2)
-        self._kept = [move for move in moves if move.source == move.target == ranks.rank]
-        self._buckets = [_Bucket.of(ranks, moves) for moves in buckets]
+        for bucket in fill_buckets(moves, num_ranks=ranks.size, max_bytes=bucket_bytes // 2):
+            self._buckets.append(_Bucket.of(ranks, bucket))
+            self._bytes_moved += sum(move.bytes for move in bucket)
         self._send_bytes = max((sum(bucket.send_sizes) for bucket in self._buckets), default=0)
         self._receive_bytes = max((sum(bucket.receive_sizes) for bucket in self._buckets), default=0)
-        self._bytes_moved = sum(move.bytes for move in between)
         self._bytes_least = least_bytes(have, need)
 
     @torch.no_grad()
