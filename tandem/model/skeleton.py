@@ -3,6 +3,7 @@
 model = skeleton(config)                    parameters on "meta": names, shapes, dtypes, no memory
 fully_shard(...) or a tensor-parallel plan  each rank's pieces, still without memory
 materialise(model, device)                  memory for this rank's pieces only, filled by whoever reads or moves them
+release(model)                              and without memory again
 """
 
 from __future__ import annotations
@@ -60,3 +61,13 @@ def _with_memory(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
     if not parameter.is_meta:
         return parameter
     return nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)
+
+
+def release(model: PreTrainedModel) -> None:
+    """Free the memory of the parameters; buffers keep theirs. `materialise` makes it anew."""
+    freed: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in freed:
+                freed[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+            module.register_parameter(name, freed[id(parameter)])

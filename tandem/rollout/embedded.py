@@ -15,11 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import torch.distributed as dist
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.batch import Prompt, Response, Rollouts
 from tandem.errors import DataError, ModelError, PhaseError
 from tandem.model.support import context_of
+from tandem.model.tensor_parallel import sliced_linears
 from tandem.rollout.generation import Generation
 from tandem.rollout.kv_cache import KVCache
 from tandem.rollout.options import SamplingOptions
@@ -43,6 +45,7 @@ class EmbeddedEngine:
         eos_ids: Sequence[int],
         max_concurrent: int = 256,
         kv_cache_bytes: int | None = None,
+        lockstep: dist.ProcessGroup | None = None,
     ) -> None:
         """Nothing is allocated before the first response.
 
@@ -53,12 +56,14 @@ class EmbeddedEngine:
             max_concurrent: Responses decoded at once, rounded up to a multiple of 8.
             kv_cache_bytes: Most memory of the KV cache, which takes what `max_concurrent` responses need, or less;
                 None = a quarter of the device's memory.
+            lockstep: Ranks that have a slice of the model each. All must make the same calls, and read every response.
         """
         self.model = model
         self.tokenizer = tokenizer
         self.eos_ids = tuple(eos_ids)
         self.max_concurrent = max_concurrent
         self.kv_cache_bytes = kv_cache_bytes
+        self.lockstep = lockstep
         self.policy_version = 0
         self._awake = True
         self._cache: KVCache | None = None
@@ -95,17 +100,34 @@ class EmbeddedEngine:
             ModelError: Prompt and response are longer than the model's positions; the KV cache's memory is too small;
                 the model's logits are not finite.
         """
-        if not self._awake:
-            raise PhaseError("the engine is asleep", remedy="ask for responses within a rollout phase")
-        self._check(prompts, options)
+        self.check(prompts, options)
         self.model.eval()
         return self._stream(prompts, options)
+
+    def check(self, prompts: Sequence[Prompt], options: SamplingOptions) -> None:
+        """What `stream` finds wrong before it begins.
+
+        Raises:
+            PhaseError, DataError, ModelError: See `stream`.
+        """
+        if not self._awake:
+            raise PhaseError("the engine is asleep", remedy="ask for responses within a rollout phase")
+        empty = [row for row, prompt in enumerate(prompts) if not prompt.tokens]
+        if empty:
+            raise DataError(f"prompts without a single token, in rows {empty[:10]} of the batch")
+        longest = max((len(prompt.tokens) for prompt in prompts), default=0) + options.max_response_length
+        positions, note = context_of(self.model.config)
+        if positions is not None and longest > positions:
+            raise ModelError(
+                f"a prompt and its response may take {longest} tokens, the model has {positions} positions{note}",
+                remedy="lower data.max_prompt_length or rollout.max_response_length",
+            )
 
     def _stream(self, prompts: Sequence[Prompt], options: SamplingOptions) -> Iterator[Response]:
         if not prompts:
             return
         if self._packed is None:
-            self._packed = PackedLinears(self.model)
+            self._packed = PackedLinears(self.model, sliced_linears(self.model))
         stop_ids, stop_texts = split_stop(options.stop, self.tokenizer)
         generation = Generation(
             self.model,
@@ -117,6 +139,7 @@ class EmbeddedEngine:
             max_concurrent=self.max_concurrent,
             kv_cache_bytes=self.kv_cache_bytes,
             take_cache=self._take_cache,
+            lockstep=self.lockstep,
         )
         try:
             yield from generation.responses()
@@ -133,15 +156,3 @@ class EmbeddedEngine:
         # No "clean up": it takes spaces out of what the policy wrote.
         token_lists = [list(tokens) for tokens in sequences]
         return self.tokenizer.batch_decode(token_lists, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-
-    def _check(self, prompts: Sequence[Prompt], options: SamplingOptions) -> None:
-        empty = [row for row, prompt in enumerate(prompts) if not prompt.tokens]
-        if empty:
-            raise DataError(f"prompts without a single token, in rows {empty[:10]} of the batch")
-        longest = max((len(prompt.tokens) for prompt in prompts), default=0) + options.max_response_length
-        positions, note = context_of(self.model.config)
-        if positions is not None and longest > positions:
-            raise ModelError(
-                f"a prompt and its response may take {longest} tokens, the model has {positions} positions{note}",
-                remedy="lower data.max_prompt_length or rollout.max_response_length",
-            )

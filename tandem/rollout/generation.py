@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import torch
-from jaxtyping import Float, Int64
+import torch.distributed as dist
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -56,6 +57,7 @@ class Generation:
         max_concurrent: int,
         kv_cache_bytes: int | None,
         take_cache: Callable[[], KVCache | None],
+        lockstep: dist.ProcessGroup | None = None,
     ) -> None:
         """Prefill the first prompts and set up the slots. There are prompts; `take_cache` has one to use again."""
         self._model = model
@@ -66,6 +68,7 @@ class Generation:
         self._eos_ids = frozenset(eos_ids)
         self._stop = StopStrings(options.stop, decode)
         self._device = torch.device(model.device)
+        self._lockstep = lockstep
 
         self._chunks = iter(prefill_chunks([len(prompt.tokens) for prompt in prompts]))
         self._chunk = self._prefill(next(self._chunks))
@@ -158,7 +161,7 @@ class Generation:
         )
         first = self._chunk.groups.start
         logits = self._chunk.logits[self._integers([request.group - first for _, request in assigned])]
-        tokens, logprobs = draw(logits, noise, self._options)
+        tokens, logprobs = self._draw(logits, noise)
         self._slots.append_first(self._integers(slots), tokens, logprobs)
 
     @torch.no_grad()
@@ -167,8 +170,16 @@ class Generation:
         slots = self._slots
         spans = CacheSpans(self.cache, slots.position, longest=int(slots.position.max()))
         logits = self._logits(slots.token[:, None], slots.position[:, None], spans)
-        tokens, logprobs = draw(logits, slots.noise(), self._options)
+        tokens, logprobs = self._draw(logits, slots.noise())
         slots.append(tokens, logprobs)
+
+    def _draw(
+        self, logits: Float[Tensor, "m V"], noise: Float64[Tensor, " m"]
+    ) -> tuple[Int64[Tensor, " m"], Float[Tensor, " m"]]:
+        tokens, logprobs = draw(logits, noise, self._options)
+        if self._lockstep is not None:  # sums on a GPU may differ in last bits, and ranks must not part ways
+            dist.broadcast(tokens, group=self._lockstep, group_src=0)
+        return tokens, logprobs
 
     def _shrink(self) -> None:
         """Go on with a smaller grid once few responses are left."""
