@@ -1,0 +1,192 @@
+"""The Ray cluster that workers run on: looked at before a run, joined or started for its length."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+
+import torch
+
+from tandem.errors import ClusterError
+
+_CONNECT_TIMEOUT_S = 5.0
+_PROBE_TIMEOUT_S = 60.0
+_NEW_CLUSTER = "start one with `ray start --head`, or set cluster.address=null for one that lives as long as the run"
+
+
+def check_cluster(num_workers: int, device_type: str, address: str | None) -> None:
+    """Find out that there will be a device for each worker. Nothing is left running.
+
+    Args:
+        num_workers: Ranks.
+        device_type: "cuda" = each has a GPU; "cpu" = each has a CPU slot of an existing cluster.
+        address: "host:port" or "auto": the cluster to join. None = one will be started on this machine.
+
+    Raises:
+        ClusterError: Ray is missing or another version, the cluster does not answer, it has too few devices.
+    """
+    ray = _ray()
+    if ray.is_initialized():
+        _check_same(ray, address)
+        resources = ray.cluster_resources()
+    elif address is not None:
+        resources = _probe(address)
+    else:
+        resources = {"CPU": num_workers, "GPU": torch.cuda.device_count()}
+    name, noun = ("GPU", "GPU") if device_type == "cuda" else ("CPU", "CPU slot")
+    available = int(resources.get(name, 0))
+    if available < num_workers:
+        where = "this machine" if address is None and not ray.is_initialized() else "the Ray cluster"
+        raise ClusterError(
+            f"cluster.num_workers={num_workers} needs {num_workers} {noun}s, but {where} has {available}",
+            remedy=f"set cluster.num_workers to at most {available}, or add machines with `ray start --address`"
+            if available
+            else "set cluster.device=cpu, or join a cluster that has GPUs with cluster.address",
+        )
+
+
+@contextmanager
+def connected(num_workers: int, device_type: str, address: str | None) -> Generator[None]:
+    """Be connected to a Ray cluster: the one that the program is connected to already, `address`, or a new one here.
+
+    At the end the first is left as it is, the second is left, the third is shut down.
+
+    Raises:
+        ClusterError: There is no Ray, or the cluster does not answer.
+    """
+    ray = _ray()
+    if ray.is_initialized():
+        _check_same(ray, address)
+        yield
+        return
+    new_cluster: dict[str, int | None] = {}
+    if address is None:
+        new_cluster = {"num_cpus": num_workers, "num_gpus": torch.cuda.device_count() if device_type == "cuda" else 0}
+    else:
+        _check_answers(address)
+    with _own_signals(), _variable("RAY_USAGE_STATS_ENABLED", "0"):
+        try:
+            ray.init(
+                address=address or "local",
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **new_cluster,
+            )
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+            raise _join_error(address, str(error)) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _ray() -> ModuleType:
+    try:
+        import ray
+    except ImportError as error:
+        raise ClusterError(
+            "cluster.num_workers > 1 needs Ray, which is not installed",
+            remedy='pip install "tandem-rl[ray]", or set cluster.num_workers=1',
+        ) from error
+    return ray
+
+
+def _check_same(ray: ModuleType, address: str | None) -> None:
+    """The program has called `ray.init` itself: that must be good enough."""
+    if ray.util.client.ray.is_connected():
+        raise ClusterError(
+            "this program is connected to Ray by a ray:// address, which workers cannot reach it by",
+            remedy="run it on a machine of the cluster, with ray.init(address='auto')",
+        )
+    own = ray.get_runtime_context().gcs_address
+    if address not in (None, "auto", own):
+        raise ClusterError(
+            f"cluster.address={address}, but this program has called ray.init and is connected to {own}",
+            remedy="call ray.shutdown() first, or leave cluster.address out",
+        )
+
+
+def _check_answers(address: str) -> None:
+    """Ray itself would try for minutes, without an end."""
+    if address == "auto":
+        return
+    host, separator, port = address.rpartition(":")
+    if "://" in address or not separator or not port.isdecimal():
+        raise ClusterError(
+            f"cluster.address={address} is neither host:port nor auto"
+            + (": ray:// is for clients outside of a cluster" if address.startswith("ray://") else ""),
+            remedy="give what `ray start --head` printed, such as 10.0.0.1:6379, on a machine of the cluster",
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise _join_error(address, str(error)) from error
+
+
+def _probe(address: str) -> Mapping[str, float]:
+    """Join in a process of its own, which can be killed, and return the cluster's resources."""
+    _check_answers(address)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "tandem.runtime.cluster_probe", address],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise _join_error(address, f"nothing that speaks as Ray does within {_PROBE_TIMEOUT_S:g} s") from error
+    found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr[-2000:]}
+    if "error" in found:
+        raise _join_error(address, found["error"])
+    return found["resources"]
+
+
+def _join_error(address: str | None, problem: str) -> ClusterError:
+    if address is None:
+        return ClusterError(f"Ray cannot be started on this machine: {problem}")
+    if "Version mismatch" in problem:
+        return ClusterError(
+            f"the Ray cluster at {address} has other versions: {problem.strip()}",
+            remedy="install the same versions of Ray and Python on every machine",
+        )
+    return ClusterError(f"the Ray cluster at {address} cannot be joined: {problem.strip()}", remedy=_NEW_CLUSTER)
+
+
+@contextmanager
+def _variable(name: str, value: str) -> Generator[None]:
+    """Hand a variable to the processes that are started in the block, unless the user has set it."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+@contextmanager
+def _own_signals() -> Generator[None]:
+    """Keep the program's own handlers, which `ray.init` replaces.
+
+    What it starts ignores a closed terminal: whether that ends the program is for the program to say.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with ExitStack() as restore:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            restore.callback(signal.signal, number, signal.getsignal(number))
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        yield
