@@ -40,10 +40,11 @@ format: $(STAMP)  ## put the code into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)  ## speed of rollout and update
+bench: $(STAMP)  ## speed of rollout, update and reshard
 	$(BIN)/python examples/prepare_smollm2.py work/smollm2
 	$(BIN)/python -m benchmarks.rollout work/smollm2/model
 	$(BIN)/python -m benchmarks.step work/smollm2/model
+	$(BIN)/python -m benchmarks.reshard work/smollm2/model
 
 docs: $(STAMP)  ## write the pages that are made from the source
 	$(BIN)/python -m tandem.config.reference > docs/config.md
