@@ -66,7 +66,7 @@ def update_policy(
     Args:
         policy, optimizer: What is updated.
         batch: Rollouts with advantages and log-probs.
-        loss: Called once for each micro-batch.
+        loss: Called once for each micro-batch that has rows.
         options: How the rollouts are cut.
         ranks: Those that make the update together.
         lr: Learning rate of this step.

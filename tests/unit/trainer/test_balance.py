@@ -113,6 +113,19 @@ def test_costly_micro_batches_run_at_the_same_time() -> None:
         assert found == sorted(found, reverse=True)
 
 
+def test_response_tokens_cost_more_than_prompt_tokens_by_the_head() -> None:
+    """Equal numbers of tokens in the layers; with the head, the two long responses belong on different ranks."""
+    rollouts = make_rollouts(prompt_lengths=(30, 2, 2), response_lengths=((1,), (15,), (15,)))
+
+    def rows_of_ranks(costs: Costs) -> list[list[int]]:
+        found = [rank_micro_batches(rollouts, range(3), PackingOptions(), costs, Ranks(rank, 2)) for rank in (0, 1)]
+        return [sorted(row for part in parts for row in part) for parts in found]
+
+    assert rows_of_ranks(Costs(per_token=1.0, per_pair=0.0, per_target=0.0)) == [[0], [1, 2]]
+    assert rows_of_ranks(Costs(per_token=1.0, per_pair=0.0, per_target=3.0)) == [[0, 1], [2]]
+    assert trainee().policy.costs().per_target == 2 * 104 * 64
+
+
 def test_no_rows_are_no_micro_batches() -> None:
     assert plans(make_rollouts(), [], PackingOptions(), 2) == [[], []]
 
