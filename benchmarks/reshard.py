@@ -122,7 +122,9 @@ def engine_weights(
 def run_rank(rank: int, store: str, config: PreTrainedConfig, options: argparse.Namespace) -> None:
     """One process of the benchmark."""
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", ".*all_gather_into_tensor.* is deprecated", FutureWarning)  # not in torch 2.11
+    warnings.filterwarnings(
+        "ignore", ".*all_gather_into_tensor.* is deprecated", FutureWarning
+    )  # its heir is newer than 2.11
     device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -67,6 +67,7 @@ class Resharder:
         self._send_bytes = max((sum(bucket.send_sizes) for bucket in self._buckets), default=0)
         self._receive_bytes = max((sum(bucket.receive_sizes) for bucket in self._buckets), default=0)
         self._bytes_least = least_bytes(have, need)
+        assert self._bytes_moved == self._bytes_least, "the sources do not make up whole tensors"
 
     @torch.no_grad()
     def run(self, source: Mapping[str, Piece], target: Mapping[str, Piece]) -> Moved:
