@@ -37,21 +37,11 @@ def check_cluster(num_workers: int, device_type: str, address: str | None) -> No
     ray = _ray()
     if ray.is_initialized():
         _check_same(ray, address)
-        resources = ray.cluster_resources()
+        _check_room(num_workers, device_type, ray.cluster_resources(), "the Ray cluster")
     elif address is not None:
-        resources = _probe(address)
-    else:
-        resources = {"CPU": num_workers, "GPU": torch.cuda.device_count()}
-    name, noun = ("GPU", "GPU") if device_type == "cuda" else ("CPU", "CPU slot")
-    available = int(resources.get(name, 0))
-    if available < num_workers:
-        where = "this machine" if address is None and not ray.is_initialized() else "the Ray cluster"
-        raise ClusterError(
-            f"cluster.num_workers={num_workers} needs {num_workers} {noun}s, but {where} has {available}",
-            remedy=f"set cluster.num_workers to at most {available}, or add machines with `ray start --address`"
-            if available
-            else "set cluster.device=cpu, or join a cluster that has GPUs with cluster.address",
-        )
+        _check_room(num_workers, device_type, _probe(address), f"the Ray cluster at {address}")
+    elif device_type == "cuda":
+        _check_room(num_workers, device_type, {"GPU": torch.cuda.device_count()}, "this machine")
 
 
 @contextmanager
@@ -61,11 +51,11 @@ def connected(num_workers: int, device_type: str, address: str | None) -> Genera
     At the end the first is left as it is, the second is left, the third is shut down.
 
     Raises:
-        ClusterError: There is no Ray, or the cluster does not answer.
+        ClusterError: There is no Ray, the cluster does not answer, or has too few devices.
     """
     ray = _ray()
     if ray.is_initialized():
-        _check_same(ray, address)
+        check_cluster(num_workers, device_type, address)
         yield
         return
     new_cluster: dict[str, int | None] = {}
@@ -85,6 +75,7 @@ def connected(num_workers: int, device_type: str, address: str | None) -> Genera
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             raise _join_error(address, str(error)) from error
     try:
+        _check_room(num_workers, device_type, ray.cluster_resources(), "the Ray cluster")
         yield
     finally:
         ray.shutdown()
@@ -116,6 +107,20 @@ def _check_same(ray: ModuleType, address: str | None) -> None:
         )
 
 
+def _check_room(num_workers: int, device_type: str, resources: Mapping[str, float], where: str) -> None:
+    name, noun = ("GPU", "GPUs") if device_type == "cuda" else ("CPU", "CPU slots")
+    there_are = int(resources.get(name, 0))
+    if there_are >= num_workers:
+        return
+    if there_are:
+        remedy = f"set cluster.num_workers to at most {there_are}, or add machines with `ray start --address`"
+    else:
+        remedy = "set cluster.device=cpu, or join a cluster that has GPUs with cluster.address"
+    raise ClusterError(
+        f"cluster.num_workers={num_workers} needs as many {noun}, but {where} has {there_are}", remedy=remedy
+    )
+
+
 def _check_answers(address: str) -> None:
     """Ray itself would try for minutes, without an end."""
     if address == "auto":
@@ -145,7 +150,7 @@ def _probe(address: str) -> Mapping[str, float]:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise _join_error(address, f"nothing that speaks as Ray does within {_PROBE_TIMEOUT_S:g} s") from error
+        raise _join_error(address, f"nothing there answers as Ray does within {_PROBE_TIMEOUT_S:g} s") from error
     found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr[-2000:]}
     if "error" in found:
         raise _join_error(address, found["error"])

@@ -1,0 +1,106 @@
+"""What happens to a group of workers when one of them fails: FAULTS 29 and its kind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+
+import pytest
+
+from tandem.errors import ModelError, WorkerError
+from tandem.model.ranks import Ranks
+from tandem.runtime.ray import RayGroup
+from tests.unit.runtime.worker import SETTINGS, Worker, has_ended
+
+NOTICED_WITHIN_S = 10.0
+
+
+def start(address: str, make_worker: Callable[[Ranks], Worker] = Worker) -> RayGroup[Worker]:
+    return RayGroup(make_worker, SETTINGS, num_workers=2, device_type="cpu", address=address)
+
+
+def kill_in_call(group: RayGroup[Worker]) -> None:
+    group.call(Worker.die, "kill")
+
+
+def kill_in_stream(group: RayGroup[Worker]) -> None:
+    list(group.stream(Worker.die_while_yielding))
+
+
+def kill_idle(group: RayGroup[Worker]) -> None:
+    _, (_, pid, _) = group.call_each(Worker.identity)
+    os.kill(pid, signal.SIGKILL)
+    assert has_ended(pid, within_s=5)
+    group.call(Worker.collectives)
+
+
+def kill_beside(group: RayGroup[Worker]) -> None:
+    """The main thread waits in a call whose rank 0 waits for rank 1, which dies in its other thread."""
+    future = group.start(Worker.die_alone)
+    try:
+        for _ in range(10_000):
+            group.call(Worker.collectives)
+    finally:
+        assert isinstance(future.exception(), WorkerError)
+
+
+@pytest.mark.parametrize("kill", [kill_in_call, kill_in_stream, kill_beside, kill_idle])
+def test_fault_29_a_killed_worker_is_named_within_seconds_and_its_peers_are_ended(
+    two_nodes: str, kill: Callable[[RayGroup[Worker]], None]
+) -> None:
+    group = start(two_nodes)
+    try:
+        (_, pid_0, _), (_, pid_1, _) = group.call_each(Worker.identity)
+        began = time.monotonic()
+        with pytest.raises(WorkerError, match=rf"rank 1 of 2 has died \(process {pid_1} on .*SIGKILL") as raised:
+            kill(group)
+        assert time.monotonic() - began < NOTICED_WITHIN_S
+        assert has_ended(pid_0, within_s=5)
+        # Whatever is called on the way out, the cause is not hidden.
+        with pytest.raises(WorkerError) as again:
+            group.call(Worker.settings)
+        assert again.value is raised.value
+    finally:
+        group.close()
+
+
+def test_fault_29_a_crash_is_told_with_the_line_that_crashed(two_nodes: str) -> None:
+    group = start(two_nodes)
+    try:
+        with pytest.raises(WorkerError, match=r"(?s)it has crashed: Segmentation fault.* in die\n") as raised:
+            group.call(Worker.die, "crash")
+        assert str(raised.value.remedy).startswith("what it printed is on ")
+    finally:
+        group.close()
+
+
+def test_an_error_of_one_rank_is_raised_while_its_peer_waits_for_it(two_nodes: str) -> None:
+    group = start(two_nodes)
+    try:
+        pids = [pid for _, pid, _ in group.call_each(Worker.identity)]
+        began = time.monotonic()
+        with pytest.raises(ValueError, match="no such thing") as raised:
+            group.call(Worker.raise_value_error, only=1)
+        assert time.monotonic() - began < NOTICED_WITHIN_S
+        assert "in raise_value_error" in "".join(traceback.format_exception(raised.value))
+        assert all(has_ended(pid, within_s=5) for pid in pids)
+    finally:
+        group.close()
+
+
+def test_what_makes_the_worker_may_raise_and_the_room_is_free_again(two_nodes: str) -> None:
+    def fail(ranks: Ranks) -> Worker:
+        raise ModelError(f"no model on rank {ranks.rank}", remedy="take another one")
+
+    with pytest.raises(ModelError, match="no model on rank 0"):
+        start(two_nodes, fail)
+    group = start(two_nodes)
+    pids = [pid for _, pid, _ in group.call_each(Worker.identity)]
+    group.close()
+    assert all(has_ended(pid, within_s=5) for pid in pids)
+    group.close()
+    with pytest.raises(WorkerError, match="have been closed"):
+        group.call(Worker.settings)
