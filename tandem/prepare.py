@@ -10,6 +10,7 @@ from tandem.data.examples import check_examples
 from tandem.data.prompts import Prompts, check_data
 from tandem.errors import RewardError, SeveralErrors, TandemError
 from tandem.evaluate import HeldOut, load_held_out
+from tandem.hybrid.several import check_devices, check_layouts
 from tandem.hybrid.start import check_lengths, check_reference, resolve_here
 from tandem.model.facts import check_model
 from tandem.model.tokenizer import load_tokenizer
@@ -51,7 +52,8 @@ def _check(config: Config, reward: Callable[..., object] | None) -> None:
     one_worker = config.reward.model_copy(update={"workers": 1})
     checks: list[Callable[[], None]] = [
         lambda: start_rewards(one_worker, reward).close(),  # it loads the function, as all will later
-        lambda: check_lengths(config, check_model(config.model)),
+        lambda: _check_model(config),
+        lambda: check_devices(config),
         lambda: check_reference(config),
         lambda: check_trackers(config.tracking),
         lambda: check_data(config.data, _held_out_files(config), seed=config.run.seed),
@@ -60,6 +62,11 @@ def _check(config: Config, reward: Callable[..., object] | None) -> None:
     errors = [error for check in checks if (error := _error_of(check)) is not None]
     if errors:
         raise errors[0] if len(errors) == 1 else SeveralErrors(errors)
+
+
+def _check_model(config: Config) -> None:
+    check_lengths(config, check_model(config.model))
+    check_layouts(config)
 
 
 def _error_of(check: Callable[[], None]) -> TandemError | None:

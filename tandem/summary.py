@@ -6,6 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from tandem.config.schema import Config
 from tandem.hybrid.workers import Workers
 from tandem.observe.run import Run, evaluation_text
 from tandem.prepare import Plan
@@ -15,7 +16,7 @@ def show_start(run: Run, workers: Workers, plan: Plan, done: int) -> None:
     """A table of what is about to run."""
     config, facts = plan.config, workers.facts
     name = config.model.path or "new"
-    rollout, algorithm, trainer, cluster = config.rollout, config.algorithm, config.trainer, config.cluster
+    rollout, algorithm, trainer = config.rollout, config.algorithm, config.trainer
     responses = config.data.prompts_per_step * rollout.n
     dropped = f", {plan.prompts.num_dropped} left out: too long" if plan.prompts.num_dropped else ""
     raw = ", texts as they stand (the model has a chat template: data.chat_template=always uses it)"
@@ -34,8 +35,7 @@ def show_start(run: Run, workers: Workers, plan: Plan, done: int) -> None:
             for name, prompts in plan.held_out.items()
         )
         or "none",
-        "device": f"{cluster.device}, {cluster.threads} CPU thread{'s' if cluster.threads != 1 else ''}"
-        + (", deterministic" if cluster.deterministic else ""),
+        "device": _devices(config),
         "steps": f"{plan.num_steps}" + (f", going on after step {done}" if done else ""),
         "folder": str(run.folder),
     }
@@ -86,6 +86,20 @@ def _command() -> str:
     if shutil.which("tandem") is not None or not beside.exists():
         return "tandem"
     return str(beside.relative_to(Path.cwd())) if beside.is_relative_to(Path.cwd()) else str(beside)
+
+
+def _devices(config: Config) -> str:
+    cluster, replicas = config.cluster, config.trainer.replicas
+    parts = [cluster.device, _plural(int(cluster.threads), "CPU thread")]
+    if cluster.num_workers > 1:
+        engines = _plural(cluster.num_workers // config.rollout.tensor_parallel, "engine")
+        cut = f" cut {config.rollout.tensor_parallel} ways" if config.rollout.tensor_parallel > 1 else ""
+        parts = [f"{cluster.num_workers} workers on {cluster.address or 'a Ray cluster of their own'}", *parts]
+        parts[-1] += " each"
+        parts += [f"{engines}{cut}", f"weights spread over {cluster.num_workers // replicas}"]
+    if config.trainer.offload != "none":
+        parts.append(f"training memory to {config.trainer.offload} between the phases")
+    return ", ".join([*parts, *(["deterministic"] if cluster.deterministic else [])])
 
 
 def _plural(count: int, noun: str) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+import torch.distributed as dist
+from transformers import PreTrainedModel
 
 from tandem.batch import Prompt, Response
 from tandem.hybrid.training_side import TrainingSide
-from tandem.hybrid.worker_options import WorkerOptions
 from tandem.model.reshard import Moved
 from tandem.rollout.embedded import EmbeddedEngine
 from tandem.rollout.options import SamplingOptions
@@ -37,8 +37,7 @@ class SharedWeights:
     """Alone: the engine reads the very tensors that the trainer writes. Nothing moves."""
 
     def __init__(self, training: TrainingSide) -> None:
-        options = training.options
-        self.engine = _engine(training.policy.model, training.tokenizer, options)
+        self.engine = make_engine(training, training.policy.model, kv_cache_bytes=training.options.kv_cache_bytes)
 
     def load(self, training: TrainingSide, policy_version: int) -> None:
         """See `RolloutSide`: they are there."""
@@ -52,13 +51,22 @@ class SharedWeights:
         return self.engine.stream(prompts, options)
 
 
-def _engine(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: WorkerOptions) -> EmbeddedEngine:
+def make_engine(
+    training: TrainingSide,
+    model: PreTrainedModel,
+    *,
+    kv_cache_bytes: int | None,
+    lockstep: dist.ProcessGroup | None = None,
+) -> EmbeddedEngine:
+    """An engine that sleeps; see `EmbeddedEngine`."""
+    options = training.options
     engine = EmbeddedEngine(
         model,
-        tokenizer,
+        training.tokenizer,
         eos_ids=options.facts.eos_ids,
         max_concurrent=options.max_concurrent,
-        kv_cache_bytes=options.kv_cache_bytes,
+        kv_cache_bytes=kv_cache_bytes,
+        lockstep=lockstep,
     )
     engine.sleep()
     return engine

@@ -23,6 +23,7 @@ from tandem.config.resolve import resolve_config
 from tandem.config.schema import Config
 from tandem.errors import CheckpointError, ConfigError, ModelError, Problem
 from tandem.hybrid.phases import Watch
+from tandem.hybrid.several import check_devices, check_layouts
 from tandem.hybrid.train_phase import TrainSettings
 from tandem.hybrid.worker import Worker
 from tandem.hybrid.worker_options import WorkerOptions
@@ -38,6 +39,7 @@ from tandem.runtime.worker_group import WorkerGroup
 from tandem.trainer.optim import Schedule
 
 _GIB = 1 << 30
+MakeGroup = Callable[[ClusterConfig, Callable[[Ranks], Worker]], WorkerGroup[Worker]]
 
 
 def resolve_here(config: Config, *, name: str = "run") -> Config:
@@ -80,6 +82,8 @@ def start(
     sections.setdefault("trainer", {}).setdefault("lr", lr)
     sections["trainer"].setdefault("warmup_steps", 0)
     loaded = resolve_here(config_from_dict(sections, need_data=False, need_reward=False))
+    check_devices(loaded)
+    check_layouts(loaded)
     trainer, steps = loaded.trainer, loaded.run.steps
     if trainer.lr_schedule != "constant" and steps is None:
         message = f"{trainer.lr_schedule} has no effect: td.start does not know the number of steps"
@@ -149,6 +153,7 @@ def _start(
     total_steps: int | None,
     loss: Loss | LossFunction | None = None,
     watch: Watch | None = None,
+    make_group: MakeGroup | None = None,
 ) -> Workers:
     run_folder = None if run_folder is None else run_folder.absolute()  # workers may run in another folder
     checkpoint = find_checkpoint(run_folder) if run_folder is not None else None
@@ -165,7 +170,7 @@ def _start(
     reference, kept = _reference(config, run_folder, needed=train.loss.needs_reference)
     with _errors_of(checkpoint):
         options = _worker_options(config, source, facts, run_folder, measure_memory=watch is not None)
-        group = _group(config.cluster, lambda ranks: Worker(options, tokenizer, ranks))
+        group = (make_group or _make_group)(config.cluster, lambda ranks: Worker(options, tokenizer, ranks))
     writer = None
     if run_folder is not None:
         saving = config.checkpoint
@@ -212,17 +217,17 @@ def _absolute(model: ModelConfig) -> ModelConfig:
     return model.model_copy(update={"path": str(path.absolute())}) if path.exists() else model
 
 
-def _group(cluster: ClusterConfig, make_worker: Callable[[Ranks], Worker]) -> WorkerGroup[Worker]:
+def _make_group(cluster: ClusterConfig, make_worker: Callable[[Ranks], Worker]) -> WorkerGroup[Worker]:
     """The workers: one in this process, or several on Ray."""
     if cluster.num_workers == 1:
         return LocalGroup(make_worker, _compute_settings(cluster))
-    from tandem.runtime.ray import RayGroup  # an extra
+    from tandem.runtime.ray import RayGroup  # Ray is an extra
 
     return RayGroup(
         make_worker,
         _compute_settings(cluster),
         num_workers=cluster.num_workers,
-        device=torch.device(cluster.device),
+        device_type=cluster.device,
         address=cluster.address,
     )
 

@@ -15,6 +15,7 @@ from tandem.algorithm.protocols import Loss
 from tandem.batch import Prompt, Response, Rollouts, UpdateResult
 from tandem.checkpoint import host_shards, optimizer_shards, read_moments, write_moments
 from tandem.config.model import ModelConfig
+from tandem.hybrid.own_weights import OwnWeights
 from tandem.hybrid.rollout_side import RolloutSide, SharedWeights
 from tandem.hybrid.training_side import TrainingSide
 from tandem.hybrid.worker_options import WorkerOptions
@@ -37,7 +38,7 @@ class Worker:
         self.tokenizer = tokenizer
         self.ranks = ranks
         self.training = TrainingSide(options, tokenizer, ranks)
-        self.sampling: RolloutSide = SharedWeights(self.training)
+        self.sampling: RolloutSide = SharedWeights(self.training) if ranks.alone else OwnWeights(self.training, ranks)
         self._memory = PeakMemory(options.device)
         self._peaks: dict[str, float | None] = {}
         self._snapshot: tuple[Mapping[str, Shard], Mapping[str, Shard]] | None = None

@@ -28,6 +28,8 @@ from tandem.observe.step_metrics import evaluation_metrics, num_tokens, step_met
 from tandem.observe.stop import Stop
 from tandem.observe.trackers import Trackers, check_trackers, start_trackers
 
+_SHOWN_AS = {"to_rollout": "device to the engine", "to_train": "device to the trainer"}
+
 
 class Run:
     """One run, from its first step to its last, over any number of processes that take it up one after the other.
@@ -148,7 +150,7 @@ class Run:
     @contextmanager
     def timing(self, name: str) -> Generator[None]:
         """Add the time of the block to `timing_s/<name>` of the step, and show the name as what goes on."""
-        self.console.phase(name.replace("_", " "))
+        self.console.phase(_SHOWN_AS.get(name, name))
         with self._measured.part(name):
             yield
         self.console.phase("")

@@ -1,0 +1,65 @@
+"""An engine with weights of its own, where the trainer's are spread over several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tandem.batch import Prompt, Response
+from tandem.hybrid.rollout_side import make_engine
+from tandem.hybrid.training_side import TrainingSide
+from tandem.model.hf import attention_name
+from tandem.model.ranks import Ranks
+from tandem.model.reshard import Moved, Resharder
+from tandem.model.skeleton import materialise, release
+from tandem.model.tensor_parallel import engine_skeleton, tensor_parallel_mesh
+from tandem.rollout.cache_memory import auto_cache_bytes
+from tandem.rollout.options import SamplingOptions
+from tandem.rollout.replicas import ReplicatedEngine
+
+
+class OwnWeights:
+    """Several ranks: the engine has tensors of its own in the layout of inference, filled from the trainer's shards."""
+
+    def __init__(self, training: TrainingSide, ranks: Ranks) -> None:
+        options = training.options
+        tp_mesh = tensor_parallel_mesh(ranks, options.tensor_parallel, options.device)
+        self._device = options.device
+        self._model = engine_skeleton(
+            training.policy.model.config,
+            attention=attention_name(options.model),
+            tp_mesh=tp_mesh,
+            body_dtype=options.dtype,
+            head_dtype=options.head_dtype,
+            trust_remote_code=options.model.trust_remote_code,
+        )
+        cache_bytes = options.kv_cache_bytes
+        self.engine = make_engine(
+            training,
+            self._model,
+            kv_cache_bytes=auto_cache_bytes(options.device, ranks) if cache_bytes is None else cache_bytes,
+            lockstep=None if tp_mesh is None else tp_mesh.get_group(),
+        )
+        self._replicated = ReplicatedEngine(self.engine, ranks, options.tensor_parallel)
+        self._resharder = Resharder(ranks, training.weights.shards(), dict(self._model.named_parameters()))
+        self._policy_version: int | None = None  # of the weights; None = there are none
+
+    def load(self, training: TrainingSide, policy_version: int) -> Moved | None:
+        """See `RolloutSide`."""
+        if self._policy_version == policy_version:
+            return None
+        training.bring_weights_back()
+        if self._policy_version is None:
+            materialise(self._model, self._device)
+        moved = self._resharder.run(training.weights.shards(), dict(self._model.named_parameters()))
+        self._policy_version = policy_version
+        return moved
+
+    def release(self) -> None:
+        """See `RolloutSide`."""
+        if self._policy_version is not None:
+            release(self._model)
+            self._policy_version = None
+
+    def stream(self, prompts: Sequence[Prompt], options: SamplingOptions) -> Iterator[Response]:
+        """See `RolloutSide`."""
+        return self._replicated.stream(prompts, options)
