@@ -7,7 +7,7 @@ is kept as it is drawn.
 The same inputs give the same responses to the bit. What else is in the batch does not change a response, either, as
 long as the products of the model give a row the same bits whatever the other rows are: true for dense models on CPUs
 (the grid is a multiple of 8 rows for that reason), not for mixtures of experts, whose experts get varying numbers of
-rows.
+rows, nor where more than two ranks have a slice each, as the order of their sums may depend on the number of rows.
 """
 
 from __future__ import annotations

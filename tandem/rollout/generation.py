@@ -205,8 +205,9 @@ class Generation:
 
     def _response(self, request: Request, tokens: list[int], logprobs: list[float], text: str) -> Response:
         if not all(map(math.isfinite, logprobs)):
+            prompt_id = self._prompts[request.group].prompt_id
             raise ModelError(
-                f"the model's logits are not finite (response {request.index} to prompt {request.group} of the batch)",
+                f"the model's logits are not finite (response {request.index} to prompt {prompt_id})",
                 remedy="the weights have diverged: lower trainer.lr, or start from an earlier checkpoint",
             )
         text, stopped = self._stop.cut(text)

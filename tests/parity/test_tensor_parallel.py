@@ -146,15 +146,15 @@ def test_the_first_ranks_draw_counts(ranks: RankProcesses) -> None:
         assert torch.equal(rollouts.response_tokens, whole.response_tokens)
 
 
-def of_four_ranks(ranks: Ranks, model: Mapping[str, Any], tensor_parallel: int) -> list[Response]:
+def of_four_ranks(ranks: Ranks, model: Mapping[str, Any], tensor_parallel: int, num_prompts: int) -> list[Response]:
     engine = sliced_engine(ranks, tensor_parallel, tiny_model(**model))
-    return list(ReplicatedEngine(engine, ranks, tensor_parallel).stream(PROMPTS, OPTIONS))
+    return list(ReplicatedEngine(engine, ranks, tensor_parallel).stream(PROMPTS[:num_prompts], OPTIONS))
 
 
 @pytest.mark.parametrize("tensor_parallel", [1, 2, 4])
 def test_four_ranks_write_what_one_writes(ranks: RankProcesses, tensor_parallel: int) -> None:
     model = {"architecture": "Qwen3ForCausalLM", "overrides": {"num_key_value_heads": 4}}
-    each = ranks.run(of_four_ranks, 4, model, tensor_parallel)
+    each = ranks.run(of_four_ranks, 4, model, tensor_parallel, len(PROMPTS))
     yielding = range(0, 4, tensor_parallel)
     assert [bool(responses) for responses in each] == [rank in yielding for rank in range(4)]
     for replica, rank in enumerate(yielding):
@@ -164,3 +164,9 @@ def test_four_ranks_write_what_one_writes(ranks: RankProcesses, tensor_parallel:
     assert torch.equal(together.response_tokens, whole.response_tokens)
     assert together.texts == whole.texts
     torch.testing.assert_close(together.rollout_logprobs, whole.rollout_logprobs, rtol=0, atol=2e-5)
+
+
+def test_fault_30_a_replica_without_prompts_waits_for_nobody(ranks: RankProcesses) -> None:
+    first, *others = ranks.run(of_four_ranks, 4, MODELS["Qwen3ForCausalLM"], 2, 1)
+    assert len(first) == OPTIONS.n
+    assert others == [[], [], []]

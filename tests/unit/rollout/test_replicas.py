@@ -45,7 +45,9 @@ def test_fault_30_every_prompt_is_answered_once(
 ) -> None:
     """Also where prompts do not divide among the replicas, or one has none. The answers are those of one engine."""
     responses = [of_rank(engine, rank, size, tensor_parallel, count) for rank in range(size)]
-    assert ordered([each for written in responses for each in written]) == ordered(list(engine.stream(prompts_of(count), OPTIONS)))
+    assert ordered([each for written in responses for each in written]) == ordered(
+        list(engine.stream(prompts_of(count), OPTIONS))
+    )
     for rank, written in enumerate(responses):
         replica = rank // tensor_parallel
         groups = set(range(replica, count, size // tensor_parallel)) if rank % tensor_parallel == 0 else set()
