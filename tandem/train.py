@@ -44,9 +44,7 @@ def train(
         TandemError: Whatever is wrong, with a remedy; as much as possible before the model is loaded.
     """
     config = resolve_here(config)
-    return outlive_workers(
-        config, lambda: _train(config, reward=reward, advantage=advantage, loss=loss, stop=stop)
-    )
+    return outlive_workers(config, lambda: _train(config, reward=reward, advantage=advantage, loss=loss, stop=stop))
 
 
 def _train(

@@ -6,14 +6,14 @@ import psutil
 
 
 def workers_of(controller: int) -> list[psutil.Process]:
-    """Processes that run an actor, among the descendants of the run's own process, oldest first."""
-    found = [process for process in psutil.Process(controller).children(recursive=True) if _is_actor(process)]
+    """Processes that run a rank, among the descendants of the run's own process, oldest first."""
+    found = [process for process in psutil.Process(controller).children(recursive=True) if _is_rank(process)]
     return sorted(found, key=lambda process: process.create_time())
 
 
-def _is_actor(process: psutil.Process) -> bool:
+def _is_rank(process: psutil.Process) -> bool:
     try:
         name = process.cmdline()[:1]
     except psutil.Error:  # ended meanwhile
         return False
-    return bool(name) and name[0].startswith("ray::") and "IDLE" not in name[0]
+    return bool(name) and name[0].startswith("ray::RankProcess")

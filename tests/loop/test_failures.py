@@ -108,7 +108,7 @@ def test_fault_29_workers_killed_in_rollout_update_and_save_change_no_bit(tmp_pa
     assert all((disturbed / f"died_in_{place}").exists() for place in PLACES)
     text = log.read_text()
     assert text.count("SIGKILL") >= 3, text
-    assert "worker 1" in text
+    assert "rank 1 of 2 has died" in text
     assert differences(traces_of(disturbed / "run"), traces_of(undisturbed / "run")) == []
 
 

@@ -27,8 +27,8 @@ LAYOUTS: Mapping[str, tuple[int, Sections]] = {
     "four": (4, {"rollout": {"tensor_parallel": 2}, "trainer": {"replicas": 2, "offload": "disk"}}),
 }
 TOLERANCE = 2e-5  # nats, contract 3, in float32
-# In bfloat16, mean and largest. One rank has 0.003 and 0.03; a tensor-parallel product is rounded on each rank before the
-# sum, and again after it. What an update moves is above 0.5: old weights would be seen.
+# In bfloat16, mean and largest. One rank has 0.003 and 0.03; a tensor-parallel product is rounded on each rank before
+# the sum, and again after it. What an update moves is above 0.5: old weights would be seen.
 BF16_MEAN, BF16_MAX, BF16_MEAN_AFTER_A_HUGE_UPDATE = 0.01, 0.1, 0.05
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
