@@ -216,7 +216,8 @@ def _plan(
 def _write_range(file: BufferedWriter, stored: Stored, piece: Piece, shard: Shard) -> None:
     elements = shard.tensor.detach().reshape(-1)
     for first, last in _common_ranges(piece, shard, stored.dtype.itemsize):
-        part = elements[first - shard.first_element : last - shard.first_element].to("cpu", stored.dtype)
+        part = elements[first - shard.first_element : last - shard.first_element]
+        part = part.to("cpu", stored.dtype, copy=True)  # memory that numpy has seen could not be given up any more
         file.seek(stored.offset + (first - piece.first_element) * stored.dtype.itemsize)
         file.write(part.view(torch.uint8).numpy().data)
 
