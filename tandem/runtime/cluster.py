@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -20,6 +21,7 @@ from tandem.errors import ClusterError
 
 _CONNECT_TIMEOUT_S = 5.0
 _PROBE_TIMEOUT_S = 60.0
+_PROBE = Path(__file__).with_name("cluster_probe.py")
 _NEW_CLUSTER = "start one with `ray start --head`, or set cluster.address=null for one that lives as long as the run"
 
 
@@ -83,7 +85,9 @@ def connected(num_workers: int, device_type: str, address: str | None) -> Genera
 
 def _ray() -> ModuleType:
     try:
-        import ray
+        # Read when Ray is imported: lines that it does not print. That a worker has died is told by us.
+        with _variable("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed"):
+            import ray
     except ImportError as error:
         raise ClusterError(
             "cluster.num_workers > 1 needs Ray, which is not installed",
@@ -143,7 +147,7 @@ def _probe(address: str) -> Mapping[str, float]:
     _check_answers(address)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "tandem.runtime.cluster_probe", address],
+            [sys.executable, "-P", str(_PROBE), address],  # -P: our folder has a module `ray`, too
             capture_output=True,
             text=True,
             timeout=_PROBE_TIMEOUT_S,
@@ -170,7 +174,7 @@ def _join_error(address: str | None, problem: str) -> ClusterError:
 
 @contextmanager
 def _variable(name: str, value: str) -> Generator[None]:
-    """Hand a variable to the processes that are started in the block, unless the user has set it."""
+    """Set a variable of the environment for the length of the block, unless the user has set it."""
     if name in os.environ:
         yield
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +54,12 @@ class Place:
         if _out_of_memory_kills() > self.out_of_memory_kills:
             return "the kernel has killed processes on this machine for lack of memory"
         return "it was killed (SIGKILL), or ended itself at once"
+
+
+def node_by_node(places: Sequence[Place]) -> list[int]:
+    """An order of `places` that keeps those of one node together; nodes in the order of their first place."""
+    nodes = list(dict.fromkeys(place.node for place in places))
+    return sorted(range(len(places)), key=lambda index: nodes.index(places[index].node))
 
 
 def _out_of_memory_kills() -> int:

@@ -7,7 +7,6 @@ import pickle
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Generic, TypeVar
 
 import ray
 import torch.distributed as dist
@@ -19,24 +18,24 @@ from tandem.runtime.place import Place
 from tandem.runtime.process_group import join_process_group, open_meeting
 from tandem.runtime.watchdog import end_with
 
-W = TypeVar("W")
 
-
-class RankProcess(Generic[W]):
+class RankProcess:
     """Makes the worker of one rank, and runs its methods. Calls and answers are pickled by us: see `Answer`."""
 
-    _worker: W
+    _worker: object
+    _settings: ComputeSettings
 
-    def __init__(self, lifeline: tuple[str, int], folder: str) -> None:
-        """End with the controller from now on; work in its folder, so that relative paths mean the same."""
-        end_with(lifeline)
-        if Path(folder).is_dir():
-            os.chdir(folder)
+    def __init__(self) -> None:
         self._meeting: dist.TCPStore | None = None
 
-    def place(self) -> Place:
-        """Where this is."""
-        return Place.here()
+    def attach(self, lifeline: tuple[str, int], folder: str) -> Answer:
+        """End with the controller from now on; work in its folder, so that relative paths mean the same. The place."""
+        with Catcher() as caught:
+            end_with(lifeline)
+            if Path(folder).is_dir():
+                os.chdir(folder)
+            return Answer.of(Place.here())
+        return Answer(raised=caught.raised)
 
     def open_meeting(self, size: int) -> Answer:
         """Have this process serve the place where the ranks find each other: its address."""

@@ -26,7 +26,7 @@ from tandem.runtime.answer import Answer
 from tandem.runtime.cluster import connected
 from tandem.runtime.failure import Failure
 from tandem.runtime.local import ComputeSettings
-from tandem.runtime.place import Place
+from tandem.runtime.place import Place, node_by_node
 from tandem.runtime.rank_process import RankProcess
 from tandem.runtime.watchdog import Lifeline
 
@@ -191,7 +191,7 @@ class RayGroup(Generic[W]):
         raise self._failure
 
     def _check_usable(self) -> None:
-        """Again the cause, not what came of it: a `finally` that calls its workers must not hide it."""
+        """Raise the cause again: a `finally` that calls the workers must not hide it."""
         if self._failure is not None:
             raise self._failure
 
@@ -209,16 +209,25 @@ class RayGroup(Generic[W]):
                 num_gpus=1 if device_type == "cuda" else 0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
             )
-            self._actors.append(process.remote(self._lifeline.address, os.getcwd()))
+            self._actors.append(process.remote())
+        folder = os.getcwd()
+        attached = [actor.attach.remote(self._lifeline.address, folder) for actor in self._actors]
         try:
-            places = ray.get([actor.place.remote() for actor in self._actors], timeout=_START_TIMEOUT_S)
+            answers: list[Answer] = ray.get(attached, timeout=_START_TIMEOUT_S)
         except RayError as error:
             raise ClusterError(
                 f"a worker's process cannot be started: {error}",
-                remedy="install the same environment on every machine; each must reach every other one by TCP",
+                remedy="install the same environment on every machine of the cluster",
             ) from error
-        nodes = list(dict.fromkeys(place.node for place in places))
-        order = sorted(range(self.num_workers), key=lambda bundle: nodes.index(places[bundle].node))
+        for answer in answers:
+            if answer.raised is not None:
+                host, port = self._lifeline.address
+                raise ClusterError(
+                    f"a worker cannot connect to this program, at {host}:{port}: {answer.raised.text}",
+                    remedy="let the machines of the cluster reach each other by TCP, at any port",
+                ) from answer.raised.error()
+        places: list[Place] = [answer.get() for answer in answers]
+        order = node_by_node(places)
         self._actors = [self._actors[bundle] for bundle in order]
         self._places = [places[bundle] for bundle in order]
 
@@ -238,7 +247,7 @@ class RayGroup(Generic[W]):
 
 
 def _packed(*call: object) -> bytes | ObjectRef[bytes]:
-    """Pickled once for all ranks. Ray pickles large tensors slower than this, and hands arrays out read-only."""
+    """Pickled by us, once for all ranks: arrays that Ray unpickles from its store are read-only."""
     pickled = cloudpickle.dumps(call)
     return pickled if len(pickled) <= _INLINE_BYTES else ray.put(pickled)
 

@@ -10,7 +10,7 @@ from ray.exceptions import ActorDiedError
 
 from tandem.errors import WorkerError
 from tandem.runtime.failure import Failure
-from tandem.runtime.place import Place
+from tandem.runtime.place import Place, node_by_node
 
 HERE = Place("node", "10.0.0.1", socket.gethostname(), pid=17, log="/no/such/file", out_of_memory_kills=2**60)
 SYSTEM_ERROR = "The actor is dead. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits"
@@ -51,3 +51,8 @@ def test_a_lack_of_memory_is_told_if_the_kernel_has_killed_since() -> None:
 
 def test_of_another_machine_nothing_is_guessed() -> None:
     assert replace(HERE, host_name="elsewhere").reason_of_death(SYSTEM_ERROR) == "it was killed or has crashed"
+
+
+def test_ranks_of_one_node_follow_each_other() -> None:
+    places = [replace(HERE, node=node) for node in ("b", "a", "b", "c", "a")]
+    assert node_by_node(places) == [0, 2, 1, 4, 3]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -75,6 +77,19 @@ def test_fault_29_a_crash_is_told_with_the_line_that_crashed(two_nodes: str) -> 
         assert str(raised.value.remedy).startswith("what it printed is on ")
     finally:
         group.close()
+
+
+def test_a_program_whose_worker_dies_shows_that_and_no_more(two_nodes: str) -> None:
+    """An uncaught error, as a user sees it: nothing of Ray's own, in either stream."""
+    command = [sys.executable, "-m", "tests.unit.runtime.bereaved", two_nodes]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    *_, message, remedy = done.stderr.strip().splitlines()
+    assert message.startswith("tandem.errors.WorkerError: rank 1 of 2 has died (process ")
+    assert remedy.startswith("  -> what it printed is on ")
+    assert "raylet)" not in done.stderr
+    assert "ray.exceptions" not in done.stderr
 
 
 def test_an_error_of_one_rank_is_raised_while_its_peer_waits_for_it(two_nodes: str) -> None:

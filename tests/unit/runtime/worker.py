@@ -67,6 +67,13 @@ class Worker:
     def names(self) -> list[str]:
         return self.calls
 
+    def hang(self, pipe: Path) -> None:
+        """Rank 1 says that it has begun, and waits in C code for ever; the others wait for it."""
+        if self.ranks.rank == 1:
+            pipe.write_bytes(b"")
+            ctypes.CDLL(None).pause()
+        self.ranks.sum(torch.ones(1))
+
     def raise_value_error(self, only: int | None = None) -> Tensor:
         if only in (None, self.ranks.rank):
             raise ValueError("no such thing")
@@ -104,7 +111,12 @@ def has_ended(pid: int, within_s: float) -> bool:
     except ProcessLookupError:
         return True
     try:
-        ready, _, _ = select.select([descriptor], [], [], within_s)
-        return bool(ready)
+        return becomes_readable(descriptor, within_s)
     finally:
         os.close(descriptor)
+
+
+def becomes_readable(descriptor: int, within_s: float) -> bool:
+    """Wait for it: a descriptor of `pidfd_open` is readable once its process has ended."""
+    ready, _, _ = select.select([descriptor], [], [], max(0.0, within_s))
+    return bool(ready)

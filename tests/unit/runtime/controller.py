@@ -1,0 +1,40 @@
+"""A program that trains on a cluster of its own, and is treated badly: see test_controller.py."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from tandem.runtime.ray import RayGroup
+from tests.unit.runtime.worker import SETTINGS, Worker
+
+
+def note(number: int, frame: FrameType | None) -> None:
+    """Handle a signal."""
+    say(signal.Signals(number).name)
+
+
+def say(text: object) -> None:
+    """To the test."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main(pipe: Path) -> None:
+    """Say what happens, a line for each thing."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, note)
+    group = RayGroup(Worker, SETTINGS, num_workers=2, device_type="cpu")
+    say(" ".join(str(pid) for _, pid, _ in group.call_each(Worker.identity)))
+    try:
+        group.call(Worker.wait_for, pipe)
+    except KeyboardInterrupt:
+        say("interrupted")
+    say(group.call(Worker.collectives)[2])
+    group.call(Worker.hang, pipe)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
