@@ -6,6 +6,7 @@ files that all ranks share, and reads its own, without a word to the others.
 
     write(folder, shards)       on every rank, with the same names, shapes and dtypes
     read(folder, into=shards)   into any other shards of the same tensors
+    copy(folder, to)            from files to files
 
 Source of the format: https://github.com/huggingface/safetensors ("Format"); of the index beside several files, and of
 the files' names: https://huggingface.co/docs/transformers/big_models.
@@ -94,23 +95,11 @@ def write(
         pieces = {name: Piece(name, shard.shape) for name, shard in shards.items()}
     dtypes = {name: saved_dtype(shards[piece.name].tensor.dtype, dtype) for name, piece in pieces.items()}
     stored, headers = _plan(folder, pieces, dtypes, max_file_bytes)
-    folder.mkdir(parents=True, exist_ok=True)
-    if lead:
-        _remove_others(folder, headers)
-    for path, names in _by_file(stored):
-        with open(path, "wb", opener=_without_truncation) as file:
-            if lead:
-                file.write(headers[path])
-                last = stored[names[-1]]
-                file.truncate(last.offset + _num_bytes(last))
-            for name in names:
-                shard = shards[pieces[name].name]
-                if shard.primary:
-                    _write_range(file, stored[name], pieces[name], shard)
-            file.flush()
-            os.fsync(file.fileno())
-    if lead and len(headers) > 1:
-        _write_index(folder, stored)
+    for file, names in _opened(folder, stored, headers, lead=lead):
+        for name in names:
+            shard = shards[pieces[name].name]
+            if shard.primary:
+                _write_range(file, stored[name], pieces[name], shard)
 
 
 def read(
@@ -144,6 +133,27 @@ def read(
         with open(path, "rb") as file:
             for name in names:
                 _read_range(file, stored[name], pieces[name], into[pieces[name].name], buffer)
+
+
+def copy(source: Path, folder: Path, *, dtype: torch.dtype | None = None, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+    """Write the tensors of the files in `source` into files in `folder`, a chunk at a time.
+
+    Args:
+        source: See `stored_tensors`.
+        folder, dtype, max_file_bytes: See `write`.
+
+    Raises:
+        ValueError: There is no such file, or it is damaged.
+        OSError: A file cannot be read, or not be written.
+    """
+    found = stored_tensors(source)
+    pieces = {name: Piece(name, each.shape) for name, each in found.items()}
+    dtypes = {name: saved_dtype(each.dtype, dtype) for name, each in found.items()}
+    stored, headers = _plan(folder, pieces, dtypes, max_file_bytes)
+    buffer = bytearray(CHUNK_BYTES)
+    for file, names in _opened(folder, stored, headers, lead=True):
+        for name in names:
+            _copy_tensor(found[name], file, stored[name], buffer)
 
 
 def stored_tensors(folder: Path) -> dict[str, Stored]:
@@ -213,6 +223,26 @@ def _plan(
     return stored, headers
 
 
+def _opened(
+    folder: Path, stored: Mapping[str, Stored], headers: Mapping[Path, bytes], *, lead: bool
+) -> Iterator[tuple[BufferedWriter, list[str]]]:
+    """Each file, to write this rank's part of its tensors; with all that is no tensor, if this rank leads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if lead:
+        _remove_others(folder, headers)
+    for path, names in _by_file(stored):
+        with open(path, "wb", opener=_without_truncation) as file:
+            if lead:
+                file.write(headers[path])
+                last = stored[names[-1]]
+                file.truncate(last.offset + _num_bytes(last))
+            yield file, names
+            file.flush()
+            os.fsync(file.fileno())
+    if lead and len(headers) > 1:
+        _write_index(folder, stored)
+
+
 def _write_range(file: BufferedWriter, stored: Stored, piece: Piece, shard: Shard) -> None:
     elements = shard.tensor.detach().reshape(-1)
     for first, last in _common_ranges(piece, shard, stored.dtype.itemsize):
@@ -230,6 +260,19 @@ def _read_range(file: BufferedReader, stored: Stored, piece: Piece, shard: Shard
         file.readinto(memoryview(buffer)[: (last - first) * stored.dtype.itemsize])
         part = torch.frombuffer(buffer, dtype=stored.dtype, count=last - first)
         elements[first - shard.first_element : last - shard.first_element].copy_(part)
+
+
+def _copy_tensor(found: Stored, file: BufferedWriter, stored: Stored, buffer: bytearray) -> None:
+    item_bytes = found.dtype.itemsize
+    size, step = math.prod(found.shape), len(buffer) // item_bytes
+    file.seek(stored.offset)
+    with open(found.file, "rb") as source:
+        source.seek(found.offset)
+        for first in range(0, size, step):
+            count = min(step, size - first)
+            source.readinto(memoryview(buffer)[: count * item_bytes])
+            part = torch.frombuffer(buffer, dtype=found.dtype, count=count).to(stored.dtype)
+            file.write(part.view(torch.uint8).numpy().data)
 
 
 def _common_ranges(piece: Piece, shard: Shard, item_bytes: int) -> Iterator[tuple[int, int]]:

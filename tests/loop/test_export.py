@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tandem import Prompt, config_from_dict, start_workers, train
@@ -15,8 +16,9 @@ from tandem.checkpoint import complete_checkpoints, read_state
 from tandem.errors import CheckpointError
 from tandem.export import export
 from tandem.hybrid.start import resolve_here
-from tests.loop.small_run import metrics_of, small_config
-from tests.tiny import write_jsonl
+from tandem.observe.memory import PeakMemory, bytes_in_use
+from tests.loop.small_run import exit_code, metrics_of, small_config, start_function
+from tests.tiny import tiny_model_folder, write_jsonl
 
 TOKENS = torch.tensor([[3, 5, 7, 4, 6, 2]])
 
@@ -54,12 +56,55 @@ def test_an_export_gives_plain_transformers_the_trained_logits(tmp_path: Path) -
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_an_export_in_bfloat16_is_half_as_large(tmp_path: Path) -> None:
+def test_an_export_is_the_checkpoints_folder_in_another_dtype(tmp_path: Path) -> None:
     run = run_in(tmp_path)
-    whole, half = export(run, tmp_path / "whole"), export(run, tmp_path / "half", dtype="bfloat16")
+    trained = complete_checkpoints(run)[-1] / "model"
+    files = {path.name: path.read_bytes() for path in trained.iterdir()}
+    assert {path.name: path.read_bytes() for path in export(run, tmp_path / "whole").iterdir()} == files
+    half = export(run, tmp_path / "half", dtype="bfloat16")
+    changed = {path.name for path in half.iterdir() if path.read_bytes() != files[path.name]}
+    assert changed == {"config.json", "model.safetensors"}
     assert AutoModelForCausalLM.from_pretrained(half).dtype == torch.bfloat16
-    sizes = [sum(path.stat().st_size for path in folder.glob("*.safetensors")) for folder in (whole, half)]
-    assert sizes[1] < 0.75 * sizes[0]
+    weights, halves = load_file(trained / "model.safetensors"), load_file(half / "model.safetensors")
+    assert weights.keys() == halves.keys()
+    assert all(torch.equal(halves[name], weight.bfloat16()) for name, weight in weights.items())
+
+
+def peak_of_export(checkpoint: Path, to: Path, result: Path) -> None:
+    """Write how much more memory an export has taken at its highest than the process had before, in bytes."""
+    cpu, peak = torch.device("cpu"), PeakMemory(torch.device("cpu"))
+    before = bytes_in_use(cpu)
+    peak.start()
+    export(checkpoint, to, dtype="bfloat16")
+    highest = peak.stop()
+    assert before is not None
+    assert highest is not None
+    result.write_text(str(highest - before))
+
+
+def test_an_export_takes_little_memory(tmp_path: Path) -> None:
+    """A few chunks of 16 MB, however large the tensors are."""
+    folder = tmp_path / "checkpoint"
+    tiny_model_folder(folder / "model")
+    (folder / "optimizer").mkdir()
+    (folder / "state.json").write_text("{}")
+    size = 160_000_000
+    file = folder / "model/model.safetensors"
+    save_file({name: torch.full((size // 8,), value) for name, value in (("one", 1.0), ("two", 2.0))}, file)
+    log = tmp_path / "log"
+    process = start_function(peak_of_export, log, folder, tmp_path / "exported", tmp_path / "peak")
+    assert exit_code(process) == 0, log.read_text()
+    assert int((tmp_path / "peak").read_text()) < size / 3
+    assert (tmp_path / "exported" / file.name).stat().st_size == pytest.approx(size / 2, rel=0.01)
+
+
+def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    file = complete_checkpoints(run)[-1] / "model/model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"step_000004 cannot be exported: .* is damaged: it has .* bytes"):
+        export(run, tmp_path / "exported")
+    assert not list(tmp_path.glob("exported*"))
 
 
 def test_an_export_never_overwrites_and_says_what_it_needs(tmp_path: Path) -> None:

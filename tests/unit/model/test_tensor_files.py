@@ -14,7 +14,7 @@ from torch import Tensor
 
 import tandem.model.tensor_files as tensor_files
 from tandem.model.shards import Shard
-from tandem.model.tensor_files import read, stored_tensors, write
+from tandem.model.tensor_files import copy, read, stored_tensors, write
 from tests.cut import cut, empty
 
 
@@ -100,6 +100,25 @@ def test_several_files_have_an_index_and_replace_those_of_before(tmp_path: Path)
         (into,) = map(empty, cut(tensors(), 1))
         read(tmp_path, into)
         assert all(torch.equal(into[name].tensor, each) for name, each in tensors().items())
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+def test_a_copy_is_what_would_be_written_in_its_place(
+    tmp_path: Path, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_files, "CHUNK_BYTES", 16)
+    (shards,) = cut(tensors(), 1)
+    write(tmp_path / "source", shards, max_file_bytes=60)
+    write(tmp_path / "expected", shards, dtype=dtype)
+    copy(tmp_path / "source", tmp_path / "copy", dtype=dtype)
+    (file,) = (tmp_path / "copy").iterdir()
+    assert file.read_bytes() == (tmp_path / "expected" / file.name).read_bytes()
+
+    copy(tmp_path / "source", tmp_path / "copy", max_file_bytes=60)
+    assert len(list((tmp_path / "copy").glob("*.safetensors"))) > 1
+    (into,) = map(empty, cut(tensors(), 1))
+    read(tmp_path / "copy", into)
+    assert all(torch.equal(into[name].tensor, each) for name, each in tensors().items())
 
 
 def test_all_that_is_missing_or_of_another_shape_is_told_at_once(tmp_path: Path) -> None:
