@@ -20,8 +20,9 @@ import torch
 from tandem.errors import ClusterError
 
 _CONNECT_TIMEOUT_S = 5.0
-_PROBE_TIMEOUT_S = 60.0
+_PROBE_TIMEOUT_S = 30.0
 _PROBE = Path(__file__).with_name("cluster_probe.py")
+_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": None, "PYTHONBREAKPOINT": None}
 _NEW_CLUSTER = "start one with `ray start --head`, or set cluster.address=null for one that lives as long as the run"
 
 
@@ -65,7 +66,7 @@ def connected(num_workers: int, device_type: str, address: str | None) -> Genera
         new_cluster = {"num_cpus": num_workers, "num_gpus": torch.cuda.device_count() if device_type == "cuda" else 0}
     else:
         _check_answers(address)
-    with _own_signals(), _variable("RAY_USAGE_STATS_ENABLED", "0"):
+    with _own_signals(), _environment(_VARIABLES):
         try:
             ray.init(
                 address=address or "local",
@@ -86,7 +87,7 @@ def connected(num_workers: int, device_type: str, address: str | None) -> Genera
 def _ray() -> ModuleType:
     try:
         # Read when Ray is imported: lines that it does not print. That a worker has died is told by us.
-        with _variable("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed"):
+        with _environment({"RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed"}):
             import ray
     except ImportError as error:
         raise ClusterError(
@@ -145,16 +146,18 @@ def _check_answers(address: str) -> None:
 def _probe(address: str) -> Mapping[str, float]:
     """Join in a process of its own, which can be killed, and return the cluster's resources."""
     _check_answers(address)
+    command = [sys.executable, "-P", str(_PROBE), address]  # -P: our folder has a module `ray`, too
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", str(_PROBE), address],  # -P: our folder has a module `ray`, too
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_TIMEOUT_S,
-            check=False,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
-        raise _join_error(address, f"nothing there answers as Ray does within {_PROBE_TIMEOUT_S:g} s") from error
+        # What a killed process has written is bytes even where text was asked for.
+        if isinstance(error.stderr, bytes) and b"InvalidAuthToken" in error.stderr:
+            raise ClusterError(
+                f"the Ray cluster at {address} asks for a token",
+                remedy="set RAY_AUTH_MODE=token here, and RAY_AUTH_TOKEN where ~/.ray/auth_token is not the cluster's",
+            ) from error
+        problem = f"nothing there answers as Ray does within {_PROBE_TIMEOUT_S:g} s"
+        raise _join_error(address, problem) from error
     found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr[-2000:]}
     if "error" in found:
         raise _join_error(address, found["error"])
@@ -173,16 +176,23 @@ def _join_error(address: str | None, problem: str) -> ClusterError:
 
 
 @contextmanager
-def _variable(name: str, value: str) -> Generator[None]:
-    """Set a variable of the environment for the length of the block, unless the user has set it."""
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = value
+def _environment(variables: Mapping[str, str | None]) -> Generator[None]:
+    """Set those that the user has not set, for Ray to read; afterwards all of them are as they were.
+
+    None = not to be set, but Ray does it.
+    """
+    before = {name: os.environ.get(name) for name in variables}
+    for name, value in variables.items():
+        if value is not None:
+            os.environ.setdefault(name, value)
     try:
         yield
     finally:
-        del os.environ[name]
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
 from types import FrameType
+
+import ray
 
 from tandem.runtime.ray import RayGroup
 from tests.unit.runtime.worker import SETTINGS, Worker
@@ -26,7 +29,10 @@ def main(pipe: Path) -> None:
     """Say what happens, a line for each thing."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, note)
+    before = dict(os.environ)
     group = RayGroup(Worker, SETTINGS, num_workers=2, device_type="cpu")
+    say(f"environment as before: {os.environ == before}")
+    say(ray.get_runtime_context().gcs_address)
     say(" ".join(str(pid) for _, pid, _ in group.call_each(Worker.identity)))
     try:
         group.call(Worker.wait_for, pipe)

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tandem.errors import ClusterError
+from tandem.runtime import cluster
+from tandem.runtime.cluster import check_cluster
 from tests.unit.runtime.worker import has_ended
 
 WORKERS_END_WITHIN_S = 10.0
@@ -60,10 +63,17 @@ def descendants(pid: int) -> set[int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_controller_is_interrupted_and_then_killed(
-    controller: subprocess.Popen[str], pipe: Path, must_end: dict[int, float]
+    controller: subprocess.Popen[str], pipe: Path, must_end: dict[int, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert line(controller) == "environment as before: True"
+    address = line(controller)
     workers = [int(pid) for pid in line(controller).split()]
     assert len(workers) == 2
+    monkeypatch.setattr(cluster, "_PROBE_TIMEOUT_S", 8.0)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    with pytest.raises(ClusterError, match=f"{address} asks for a token"):  # nobody else joins a program's own cluster
+        check_cluster(2, "cpu", address)
+
     with pipe.open("wb"):  # opens when rank 0 has come to read it: the call is under way
         os.killpg(controller.pid, signal.SIGHUP)  # a closed terminal: to Ray's processes, too
         assert line(controller) == "SIGHUP"
