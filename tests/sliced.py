@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
@@ -30,7 +28,7 @@ def sliced_engine(
     """An engine of groups of `tensor_parallel` ranks. Its head is in float32."""
     mesh = tensor_parallel_mesh(ranks, tensor_parallel, CPU)
     model = engine_skeleton(
-        copy.deepcopy(whole.config),  # which attention is used is written into it
+        whole.config,
         attention=NAMES["sdpa"],
         tp_mesh=mesh,
         body_dtype=body_dtype,

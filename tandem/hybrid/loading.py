@@ -15,10 +15,11 @@ from tandem.hybrid.worker_options import WorkerOptions
 from tandem.model.build import build_model, new_config
 from tandem.model.file_names import FileNames
 from tandem.model.hf import attention_name, load_model, load_shards, read_config
+from tandem.model.precision import round_weights
 from tandem.model.shards import Shard
 from tandem.model.skeleton import skeleton
 from tandem.trainer.fsdp import ShardedWeights
-from tandem.trainer.master_weights import MasterWeights, round_weights
+from tandem.trainer.master_weights import MasterWeights
 from tandem.trainer.policy import Policy
 from tandem.trainer.weights import Weights
 

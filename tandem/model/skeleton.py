@@ -8,6 +8,8 @@ release(model)                              and without memory again
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -27,8 +29,8 @@ def skeleton(
     """
     register()
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            config, attn_implementation=attention, dtype=torch.float32, trust_remote_code=trust_remote_code
+        model = AutoModelForCausalLM.from_config(  # which writes attention and dtype into the config that it is given
+            deepcopy(config), attn_implementation=attention, dtype=torch.float32, trust_remote_code=trust_remote_code
         )
     model.tie_weights()
     return model.eval()

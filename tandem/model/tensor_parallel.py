@@ -23,6 +23,7 @@ from transformers.distributed.tensor_parallel import (
 )
 
 from tandem.errors import ModelError
+from tandem.model.precision import round_weights
 from tandem.model.ranks import Ranks
 from tandem.model.skeleton import skeleton
 
@@ -143,15 +144,11 @@ def engine_skeleton(
         config: Of the model; see `tensor_parallel_problems` for those that can be cut.
         attention: Name of the attention function, `attention_name(config.model)`.
         tp_mesh: The ranks that hold one copy of the weights. None = this rank alone.
-        body_dtype: Of everything but the head.
-        head_dtype: Of the output embeddings, and of the input embeddings where both are one tensor.
+        body_dtype, head_dtype: See `round_weights`.
         trust_remote_code: Code shipped with the model may run.
     """
     model = skeleton(config, attention=attention, trust_remote_code=trust_remote_code).requires_grad_(False)
-    head = model.get_output_embeddings()
-    for parameter in model.parameters():
-        is_head = head is not None and parameter is head.weight
-        parameter.data = parameter.data.to(head_dtype if is_head else body_dtype)
+    round_weights(model, body_dtype=body_dtype, head_dtype=head_dtype)
     if tp_mesh is not None:
         apply_tensor_parallelism(model, tp_mesh)
         model.tie_weights()  # the plan has cut the embedding and the head one by one

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from tandem.errors import ModelError
+from tandem.model.precision import head_parameters
 from tandem.model.ranks import Ranks
 from tandem.model.shards import Shard
 from tandem.model.skeleton import materialise
@@ -98,8 +99,7 @@ class ShardedWeights:
 
 def _spread(policy: Policy, mesh: DeviceMesh, head_dtype: torch.dtype) -> None:
     """Make groups of parameters that are gathered together: each layer, each module beside them, and the head."""
-    head = policy.model.get_output_embeddings()
-    of_head = set(head.parameters()) if head is not None else set()
+    of_head = head_parameters(policy.model)
     for module in _parts(policy.model):
         if of_head.isdisjoint(module.parameters()):
             _make_group(module, mesh, policy.body_dtype)

@@ -15,30 +15,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from tandem.model.precision import round_weights
 from tandem.model.shards import Shard
 from tandem.trainer.weights import Collector, local_gradient_norm
-
-
-def round_weights(model: PreTrainedModel, *, body_dtype: torch.dtype, head_dtype: torch.dtype) -> dict[str, Tensor]:
-    """Change the parameters of a float32 model to what it computes in, in place.
-
-    Args:
-        model: Loaded in float32.
-        body_dtype: Of everything but the head.
-        head_dtype: Of the output embeddings, and of the input embeddings where both are one tensor.
-
-    Returns:
-        By name, the float32 tensors that were replaced. They are free once nobody keeps them.
-    """
-    head = model.get_output_embeddings()
-    head_parameters = {id(parameter) for parameter in head.parameters()} if head is not None else set()
-    originals: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        dtype = head_dtype if id(parameter) in head_parameters else body_dtype
-        if dtype != torch.float32:
-            originals[name] = parameter.detach()
-            parameter.data = originals[name].to(dtype)
-    return originals
 
 
 class MasterWeights:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,13 @@ def test_buffers_are_those_of_a_loaded_model(architecture: str, tmp_path: Path) 
     shapes = {name: parameter.shape for name, parameter in loaded.named_parameters()}  # a tied one is listed once
     assert {name: parameter.shape for name, parameter in model.named_parameters()} == shapes
     assert not any("_is_hf_initialized" in parameter.__dict__ for parameter in model.parameters())
+
+
+def test_the_config_stays_as_it_is(tmp_path: Path) -> None:
+    config = read_config(ModelConfig(path=str(tiny_model_folder(tmp_path / "model", dtype=torch.bfloat16))))
+    before = deepcopy(vars(config))
+    assert skeleton(config).config.dtype != config.dtype
+    assert vars(config) == before
 
 
 def test_stretched_frequencies_too(tmp_path: Path) -> None:

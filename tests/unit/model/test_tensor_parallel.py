@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 
 import pytest
@@ -35,7 +34,7 @@ def whole(
     tie: bool = True,
 ) -> PreTrainedModel:
     """Without memory. `plan` replaces rules of the architecture's own; an empty style removes one."""
-    config = copy.deepcopy(tiny_model(architecture, overrides=overrides, vocab_size=vocab_size, tie=tie).config)
+    config = tiny_model(architecture, overrides=overrides, vocab_size=vocab_size, tie=tie).config
     if plan:
         rules = {**config.base_model_tp_plan, **plan}
         config.base_model_tp_plan = {name: style for name, style in rules.items() if style}
@@ -116,7 +115,7 @@ def a_rank_has_its_slices(ranks: Ranks, architecture: str) -> tuple[int, int]:
     """Elements that the rank has of what is cut, and of the rest."""
     loaded = tiny_model(architecture)
     model = engine_skeleton(
-        copy.deepcopy(loaded.config),
+        loaded.config,
         attention=NAMES["sdpa"],
         tp_mesh=tensor_parallel_mesh(ranks, 2, CPU),
         body_dtype=torch.bfloat16,

@@ -17,10 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tandem.errors import ModelError
 from tandem.model.attention import register
+from tandem.model.precision import round_weights
 from tandem.model.ranks import Ranks
 from tandem.model.skeleton import skeleton
 from tandem.trainer.fsdp import ShardedWeights, training_mesh
-from tandem.trainer.master_weights import MasterWeights, round_weights
+from tandem.trainer.master_weights import MasterWeights
 from tandem.trainer.offload import Offload
 from tandem.trainer.optim import Optimizer
 from tandem.trainer.packing import pack

@@ -1,0 +1,34 @@
+"""What a model's weights are computed with: the head in a dtype of its own, everything else in the body's."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+
+def head_parameters(model: PreTrainedModel) -> set[nn.Parameter]:
+    """Those of the output embeddings. Where input and output embeddings are one tensor, it is the head's."""
+    head = model.get_output_embeddings()
+    return set() if head is None else set(head.parameters())
+
+
+def round_weights(model: PreTrainedModel, *, body_dtype: torch.dtype, head_dtype: torch.dtype) -> dict[str, Tensor]:
+    """Change the parameters of a float32 model to what it computes in, in place.
+
+    Args:
+        model: Loaded in float32, or a `skeleton`.
+        body_dtype: Of everything but the head.
+        head_dtype: Of the output embeddings, and of the input embeddings where both are one tensor.
+
+    Returns:
+        By name, the float32 tensors that were replaced. They are free once nobody keeps them.
+    """
+    of_head = head_parameters(model)
+    originals: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        dtype = head_dtype if parameter in of_head else body_dtype
+        if dtype != torch.float32:
+            originals[name] = parameter.detach()
+            parameter.data = originals[name].to(dtype)
+    return originals
