@@ -61,6 +61,7 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_controller_is_interrupted_and_then_killed(
     controller: subprocess.Popen[str], pipe: Path, must_end: dict[int, float], monkeypatch: pytest.MonkeyPatch
