@@ -75,7 +75,11 @@ class VllmWeights:
             eos_ids=options.facts.eos_ids,
             ranks=ranks,
         )
-        self._replicated = ReplicatedEngine(self.engine, ranks, options.tensor_parallel)
+        self._replicated = ReplicatedEngine(
+            self.engine,  # pyrefly: ignore[bad-argument-type]  # it asks for no more than an `Engine` has
+            ranks,
+            options.tensor_parallel,
+        )
         self._whole = WholeTensors(
             ranks,
             model,

@@ -93,8 +93,9 @@ class WholeTensors:
         for name, shard in shards.items():
             size = math.prod(shard.shape) * self._dtype.itemsize
             if bucket and filled + size > max_bytes:
-                yield bucket
-                bucket, filled = [], 0
+                yield bucket.copy()
+                bucket.clear()
+                filled = 0
             bucket.append(name)
             filled += size
         if bucket:

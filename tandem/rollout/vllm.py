@@ -97,7 +97,7 @@ class VllmEngine:
             self._config.save_pretrained(folder)
             try:
                 llm = LLMEngine.from_engine_args(EngineArgs(**self._arguments(folder)))
-            except (ValueError, RuntimeError, NotImplementedError) as error:
+            except (ValueError, RuntimeError) as error:
                 raise ModelError(
                     f"vLLM cannot be started with this model: {error}",
                     remedy="set rollout.engine=embedded, or change rollout.vllm_options, rollout.kv_cache_gib or the "
