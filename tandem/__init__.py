@@ -22,6 +22,7 @@ if sys.platform == "win32":  # worker processes, locks and memory limits are tho
 
 if TYPE_CHECKING:
     from tandem.algorithm.advantages import estimate_advantages, grpo_advantages
+    from tandem.algorithm.correction import Correction
     from tandem.algorithm.kl import token_kl
     from tandem.algorithm.losses import ClippedSurrogate, FunctionLoss, clipped_surrogate, grpo_loss
     from tandem.algorithm.masked import masked_mean, token_weights
@@ -47,6 +48,7 @@ _HOMES = {
     "ClippedSurrogate": "tandem.algorithm.losses",
     "Config": "tandem.config.schema",
     "ConfigError": "tandem.errors",
+    "Correction": "tandem.algorithm.correction",
     "Evaluation": "tandem.batch",
     "FunctionLoss": "tandem.algorithm.losses",
     "Prompt": "tandem.batch",
@@ -84,6 +86,7 @@ __all__ = [
     "ClippedSurrogate",
     "Config",
     "ConfigError",
+    "Correction",
     "Evaluation",
     "FunctionLoss",
     "Prompt",

@@ -267,6 +267,7 @@ def grpo_loss(
     ref_logprobs: Float[Tensor, "B L"] | None = None,
     kl_coef: float = 0.0,
     kl_estimator: KlEstimator = "k3",
+    correction: Float[Tensor, "B L"] | None = None,
 ) -> Float[Tensor, ""]:
     """The GRPO loss of a whole batch, for a PyTorch loop of your own.
 
@@ -279,6 +280,7 @@ def grpo_loss(
         aggregation, constant_length: See `token_weights`.
         ref_logprobs: Under the reference; needed where `kl_coef` is not 0.
         kl_coef, kl_estimator: Weight and kind of the KL term.
+        correction: Weights that make up for how the tokens were drawn, as `Correction` computes them. None = all 1.
 
     Raises:
         ValueError: A value out of its range, or no `ref_logprobs` for the KL term.
@@ -292,12 +294,13 @@ def grpo_loss(
         kl_coef=kl_coef,
         kl_estimator=kl_estimator,
     )
+    weights = token_weights(aggregation, response_mask, constant=constant_length, dtype=logprobs.dtype)
     return loss(
         logprobs=logprobs,
         old_logprobs=old_logprobs,
         advantages=advantages[:, None] if advantages.ndim == 1 else advantages,
         response_mask=response_mask,
-        weights=token_weights(aggregation, response_mask, constant=constant_length, dtype=logprobs.dtype),
+        weights=weights if correction is None else torch.where(response_mask, weights * correction.detach(), 0.0),
         ref_logprobs=ref_logprobs,
     ).loss
 

@@ -68,7 +68,8 @@ class LossFunction(Protocol):
             ref_logprobs: Under the reference; None where there is none.
             advantages: Of each token.
             response_mask: True on the tokens that enter the loss.
-            weights: Each token's share in the loss of the whole mini-batch (`token_weights`).
+            weights: Each token's share in the loss of the whole mini-batch: `token_weights`, times the weight that
+                makes up for how the token was drawn, where there is a `Correction`.
             entropy: Of the distribution that each token was drawn from, in nats; None where it was not computed.
         """
         ...

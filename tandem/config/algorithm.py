@@ -58,6 +58,11 @@ class AlgorithmConfig(Section):
         "k3 = exp(d) - d - 1.",
     )
     entropy_coef: NonNegative = Field(0.0, description="Weight of the entropy bonus in the loss.")
+    mismatch_stop: Positive | None = Field(
+        None,
+        description="Stop the run where engine and trainer are further apart than this: a bound on mismatch/kl, in "
+        "nats per token. null = warn only.",
+    )
     reference: Text | None = Field(
         None,
         description="Model folder or hub name of the reference. null = the policy as it was before the first step.",

@@ -36,11 +36,25 @@ METRICS: Mapping[str, Metric] = {
     "rollout/truncated": Metric(
         "share", "mean", ".3f", "Responses cut off at the length limit.", "response_length/clip_ratio"
     ),
-    "rollout/logprob_diff_mean": Metric(
+    "mismatch/kl": Metric(
+        "nats",
+        "mean",
+        ".1e",
+        "KL divergence per token from what the engine sampled by to what the trainer computes with the same weights.",
+        "rollout_corr/k3_kl",
+    ),
+    "mismatch/logprob_diff_mean": Metric(
         "nats", "mean", ".1e", "Mean distance between the engine's and the trainer's log-prob of a token."
     ),
-    "rollout/logprob_diff_max": Metric(
-        "nats", "max", ".1e", "Largest distance between the engine's and the trainer's log-prob of a token."
+    "mismatch/logprob_diff_max": Metric("nats", "max", ".1e", "Largest distance between the two."),
+    "mismatch/ratio_max": Metric(
+        "ratio", "max", ".2f", "Largest ratio of the trainer's to the engine's probability of a token."
+    ),
+    "mismatch/share_outside": Metric(
+        "share", "mean", ".1e", "Tokens whose ratio is outside of the correction's range; by sequence, where it is."
+    ),
+    "mismatch/staleness_kl": Metric(
+        "nats", "mean", ".1e", "KL divergence per token from the policy that wrote the responses to the old policy."
     ),
     "policy/loss": Metric(
         "loss",

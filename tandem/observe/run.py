@@ -22,6 +22,7 @@ from tandem.observe.folder import RunFolder
 from tandem.observe.invalid import STEPS_IN_A_ROW, InvalidRewards
 from tandem.observe.measurements import Measurements
 from tandem.observe.metrics import formatted
+from tandem.observe.mismatch import mismatch_error, mismatch_warning
 from tandem.observe.rollout_log import RolloutLog
 from tandem.observe.sample_text import first_problem
 from tandem.observe.step_metrics import evaluation_metrics, num_tokens, step_metrics
@@ -204,6 +205,7 @@ class Run:
         Raises:
             CheckpointError: The disk is full or the folder is gone. Earlier lines are untouched.
             RewardError: For three steps in a row, too many responses had no reward (`reward.max_invalid_share`).
+            TrainingError: Engine and trainer are further apart than `algorithm.mismatch_stop`.
         """
         if evaluation is not None:
             self.best.observe(evaluation)
@@ -214,6 +216,7 @@ class Run:
         self._write(step, metrics)
         self.console.step(step, self.total or step, metrics, evaluated=f"eval/{self.config.evaluation.metric}")
         self._warn(step, rollouts, rewards, update)
+        self._check_mismatch(step, metrics["mismatch/kl"])
         if evaluation is not None:
             self._warn_of_evaluation(evaluation)
         if self._invalid_rewards.observe(rewards.num_invalid, len(rollouts)):
@@ -258,6 +261,14 @@ class Run:
         if update.num_skipped:
             message = f"step {step}: {update.num_skipped} updates skipped, loss or gradient was not finite"
             self.console.warn("skipped updates", message)
+
+    def _check_mismatch(self, step: int, kl: float) -> None:
+        warning = mismatch_warning(step, kl)
+        if warning is not None:
+            self.console.warn("engine and trainer apart", *warning)
+        error = mismatch_error(step, kl, self.config.algorithm)
+        if error is not None:
+            raise error
 
     def _without_rewards(self, step: int, rollouts: Rollouts, rewards: Rewards) -> RewardError:
         share = self.config.reward.max_invalid_share

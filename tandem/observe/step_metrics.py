@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from tandem.batch import Evaluation, Rewards, Rollouts, UpdateResult
+from tandem.observe.metrics import METRICS
 
 
 def step_metrics(
@@ -18,7 +19,7 @@ def step_metrics(
     Args:
         rollouts: The step's responses.
         rewards: Their rewards.
-        update: What the update did. Of its own `metrics` a full name, such as `rollout/logprob_diff_max`, sets that
+        update: What the update did. Of its own `metrics` a full name, such as `mismatch/kl`, sets that
             metric; a bare one, such as the loss function gives, becomes `policy/<name>`.
         evaluation: Held-out results, in the steps that evaluate.
     """
@@ -76,8 +77,8 @@ def _rollout_metrics(rollouts: Rollouts, rewards: Rewards) -> dict[str, float]:
         "rollout/response_length_mean": math.nan if empty else float(lengths.mean()),
         "rollout/response_length_max": math.nan if empty else float(lengths.max()),
         "rollout/truncated": math.nan if empty else float(rollouts.truncated.double().mean()),
-        "rollout/logprob_diff_mean": math.nan,  # both measured by the update, where the weights are still those that
-        "rollout/logprob_diff_max": math.nan,  # wrote the responses
+        # measured by the update, where the weights are still those that wrote the responses
+        **{name: math.nan for name in METRICS if name.startswith("mismatch/")},
     }
 
 

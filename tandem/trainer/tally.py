@@ -10,9 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tandem.algorithm.mismatch import Mismatch
 from tandem.algorithm.protocols import LossOutput
-from tandem.batch import Rollouts, UpdateResult
+from tandem.batch import UpdateResult
 from tandem.model.ranks import Ranks
+from tandem.trainer.update_batch import UpdateBatch
 
 _NAMED = frozenset({"kl", "entropy", "ratio_mean", "clip_fraction"})  # fields of UpdateResult
 
@@ -24,9 +26,7 @@ class _Sums:
     num_tokens: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     ratio_max: float = 0.0
-    engine_gap: float = 0.0  # between the log-probs of trainer and engine
-    engine_gap_max: float = 0.0
-    engine_gap_tokens: int = 0
+    mismatch: Mismatch = field(default_factory=Mismatch)
 
     def plus(self, other: _Sums) -> _Sums:
         return _Sums(
@@ -36,9 +36,7 @@ class _Sums:
                 for name in {**self.metrics, **other.metrics}
             },
             ratio_max=max(self.ratio_max, other.ratio_max),
-            engine_gap=self.engine_gap + other.engine_gap,
-            engine_gap_max=max(self.engine_gap_max, other.engine_gap_max),
-            engine_gap_tokens=self.engine_gap_tokens + other.engine_gap_tokens,
+            mismatch=self.mismatch.plus(other.mismatch),
         )
 
 
@@ -46,15 +44,18 @@ class Tally:
     """Collects on each rank what it ran; the result is that of all ranks together, and the same on each.
 
     Args:
-        rollouts: What the update is made from.
+        batch: What the update is made from.
         ranks: They run its rows.
         device: Where their collectives work.
+        policy_version: Number that the new weights get, if there are any.
     """
 
-    def __init__(self, rollouts: Rollouts, ranks: Ranks, device: torch.device) -> None:
-        self.rollouts = rollouts
+    def __init__(self, batch: UpdateBatch, ranks: Ranks, device: torch.device, policy_version: int) -> None:
+        rollouts = batch.rollouts
+        self.batch = batch
         self.ranks = ranks
         self.device = device
+        self.policy_version = policy_version
         self.sums = _Sums()
         self.logprobs_and_ratio = torch.zeros(2, *rollouts.response_tokens.shape)  # 0 in rows of other ranks
         self.was_run = torch.zeros(len(rollouts), dtype=torch.bool)  # on any rank
@@ -68,24 +69,48 @@ class Tally:
         self.was_run[list(rows)] = True
         self.logprobs_and_ratio[:, list(rows)] = 0.0
 
-    def add_micro_batch(self, rows: Sequence[int], output: LossOutput, logprobs: Float[Tensor, "b L"]) -> None:
+    def add_micro_batch(
+        self,
+        rows: Sequence[int],
+        output: LossOutput,
+        logprobs: Float[Tensor, "b L"],
+        old_logprobs: Float[Tensor, "b L"],
+    ) -> None:
         """What this rank computed for rows of its own."""
         index = list(rows)
         logprobs = logprobs.detach().cpu()
         self.logprobs_and_ratio[0, index] = logprobs
         self.logprobs_and_ratio[1, index] = output.ratio.cpu()
-        mask = self.rollouts.response_mask[index]
-        gap = torch.where(mask, logprobs - self.rollouts.rollout_logprobs[index], 0.0).abs()
-        first = self.taken == 0  # until the first update the weights are those that the engine sampled with
         self.sums = self.sums.plus(
             _Sums(
                 num_tokens=int(output.num_tokens),
                 metrics={name: float(value) for name, value in output.metrics.items()},
                 ratio_max=float(output.ratio.max()),
-                engine_gap=float(gap.double().sum()) if first else 0.0,
-                engine_gap_max=float(gap.max()) if first else 0.0,
-                engine_gap_tokens=int(mask.sum()) if first else 0,
+                mismatch=self._mismatch(index, logprobs, old_logprobs.cpu()),
             )
+        )
+
+    def _mismatch(
+        self, rows: list[int], logprobs: Float[Tensor, "b L"], old_logprobs: Float[Tensor, "b L"]
+    ) -> Mismatch:
+        """Between engine and trainer, with the weights that sampled; of no token where those are not at hand."""
+        batch, stale = self.batch, None
+        if batch.sampling_logprobs is not None:
+            sampling, stale = batch.sampling_logprobs[rows], old_logprobs
+        elif batch.rollouts.policy_version + 1 != self.policy_version:
+            return Mismatch()
+        elif self.taken == 0:  # until the first update the weights are those that sampled
+            sampling = logprobs
+        elif batch.correction.is_on:  # needs old log-probs that are the trainer's own
+            sampling = old_logprobs
+        else:
+            return Mismatch()
+        return Mismatch.between(
+            sampling,
+            batch.rollouts.rollout_logprobs[rows],
+            batch.loss_mask[rows],
+            old_logprobs=stale,
+            correction=batch.correction,
         )
 
     def add_update(self, loss: float, grad_norm: float, *, taken: bool) -> None:
@@ -96,16 +121,13 @@ class Tally:
             self.losses.append(loss)
             self.norms.append(grad_norm)
 
-    def result(self, lr: float, policy_version: int) -> UpdateResult:
+    def result(self, lr: float) -> UpdateResult:
         """Everything together. Every rank must call it."""
         sums = functools.reduce(_Sums.plus, self.ranks.gather(self.sums))
         values = self.ranks.sum(self.logprobs_and_ratio.to(self.device)).cpu()
         logprobs, ratio = torch.where(self.was_run[:, None], values, float("nan"))
         means = {name: value / max(sums.num_tokens, 1) for name, value in sums.metrics.items()}
         extra = {name: value for name, value in means.items() if name not in _NAMED}
-        if sums.engine_gap_tokens:
-            extra["rollout/logprob_diff_mean"] = sums.engine_gap / sums.engine_gap_tokens
-            extra["rollout/logprob_diff_max"] = sums.engine_gap_max
         return UpdateResult(
             loss=_mean(self.losses),
             kl=means.get("kl"),
@@ -117,10 +139,10 @@ class Tally:
             lr=lr,
             num_updates=self.taken,
             num_skipped=self.skipped,
-            policy_version=policy_version if self.taken else policy_version - 1,
+            policy_version=self.policy_version if self.taken else self.policy_version - 1,
             logprobs=logprobs,
             ratio=ratio,
-            metrics=extra,
+            metrics=extra | sums.mismatch.metrics(),
         )
 
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from tandem.algorithm.masked import token_weights
 from tandem.algorithm.protocols import Loss
-from tandem.batch import Rollouts, UpdateResult
+from tandem.batch import UpdateResult
 from tandem.model.ranks import ALONE, Ranks
 from tandem.trainer.logprobs import batch_logprobs
 from tandem.trainer.mini_batches import Shuffle, mini_batches
@@ -20,6 +20,7 @@ from tandem.trainer.optim import Optimizer
 from tandem.trainer.packing import PackingOptions
 from tandem.trainer.policy import Policy
 from tandem.trainer.tally import Tally
+from tandem.trainer.update_batch import UpdateBatch
 
 
 @dataclass(frozen=True)
@@ -31,17 +32,6 @@ class UpdateOptions:
     shuffle: Shuffle = "groups"
     epochs: int = 1
     skip_idle: bool = True  # do not run rows whose tokens have no gradient; tests switch it off to compare
-
-
-@dataclass(frozen=True)
-class UpdateBatch:
-    """All that an update is computed from. `loss_mask` may leave out whole responses; they are in no denominator."""
-
-    rollouts: Rollouts
-    advantages: Float[Tensor, " B #L"]
-    loss_mask: Bool[Tensor, "B L"]
-    old_logprobs: Float[Tensor, "B L"] | None  # None: those of the policy as it is when the update begins
-    ref_logprobs: Float[Tensor, "B L"] | None
 
 
 def update_policy(
@@ -78,7 +68,7 @@ def update_policy(
     """
     if batch.old_logprobs is None and not _is_one_update(batch, options):
         batch = replace(batch, old_logprobs=batch_logprobs(policy, batch.rollouts, options.packing, ranks))
-    tally = Tally(batch.rollouts, ranks, policy.device)
+    tally = Tally(batch, ranks, policy.device, policy_version)
     order = mini_batches(
         batch.rollouts,
         size=options.mini_batch_responses,
@@ -94,7 +84,7 @@ def update_policy(
                 value = float(ranks.sum(_backward(policy, batch, rows, active, loss, options.packing, ranks, tally)))
                 outcome = optimizer.step(lr, loss_is_finite=math.isfinite(value))
                 tally.add_update(value, outcome.grad_norm, taken=outcome.taken)
-    return tally.result(lr, policy_version)
+    return tally.result(lr)
 
 
 def _is_one_update(batch: UpdateBatch, options: UpdateOptions) -> bool:
@@ -135,16 +125,18 @@ def _backward(
             logprobs.sum().backward()
             continue
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs[part].to(policy.device)
+        mask = batch.loss_mask[part].to(policy.device)
+        drawn_as = batch.correction(old, batch.rollouts.rollout_logprobs[part].to(policy.device), mask)
         output = loss(
             logprobs=logprobs,
             old_logprobs=old,
             ref_logprobs=None if batch.ref_logprobs is None else batch.ref_logprobs[part].to(policy.device),
             advantages=batch.advantages[part].to(policy.device),
-            response_mask=batch.loss_mask[part].to(policy.device),
-            weights=weights[part].to(policy.device),
+            response_mask=mask,
+            weights=weights[part].to(policy.device) * drawn_as,
             entropy=entropy,
         )
         output.loss.backward()
         total += output.loss.detach().double()
-        tally.add_micro_batch(part, output, logprobs)
+        tally.add_micro_batch(part, output, logprobs, old)
     return total

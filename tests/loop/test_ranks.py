@@ -37,7 +37,7 @@ ON_RANKS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 }
 # Sums over ranks are rounded in another order, in about the seventh digit; a step of AdamW divides by such sums.
 RELATIVE, ABSOLUTE = 1e-3, 1e-5
-DIFFERENT = ("memory/", "perf/", "timing_s/", "rollout/logprob_diff")  # what is not of the numbers of the run
+DIFFERENT = ("memory/", "perf/", "timing_s/", "mismatch/")  # what is not of the numbers of the run
 
 
 def trained(folder: Path, *changes: Mapping[str, Mapping[str, Any]]) -> Path:

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from tandem.algorithm.advantages import grpo_advantages
 from tandem.algorithm.categorical import selected_logprobs_and_entropy
+from tandem.algorithm.correction import Correction, check_correction
 from tandem.algorithm.kl import check_estimator, token_kl
 from tandem.algorithm.losses import ClippedSurrogate
 from tandem.algorithm.masked import masked_mean, masked_sum, token_weights
+from tandem.algorithm.mismatch import Mismatch
 
 RECORD = json.loads((Path(__file__).parents[1] / "vectors" / "verl.json").read_text(encoding="utf-8"))
 VECTORS = {vector["id"]: vector for vector in RECORD["vectors"]}
@@ -191,6 +193,44 @@ def mean(vector: dict) -> None:
     torch.testing.assert_close(masked_mean(values, MASK, dim=1), tensor(vector["output"]["axis-1"]), **CLOSE)
 
 
+def corrected(correction: Correction) -> Tensor:
+    return correction(batch("old_log_probs"), batch("rollout_log_probs"), MASK)
+
+
+def weights_of(correction: Correction) -> Callable[[dict], None]:
+    def check(vector: dict) -> None:
+        assert literal(vector)["rollout_is"] == "token"
+        torch.testing.assert_close(corrected(correction), tensor(vector["output"]["weights"]), **CLOSE)
+        torch.testing.assert_close(tensor(vector["output"]["mask"]), MASK.double())
+
+    return check
+
+
+def uncorrected(vector: dict) -> None:
+    assert vector["output"]["weights"] is None
+    assert torch.equal(corrected(Correction("none")), tensor(vector["output"]["mask"]))
+
+
+def unknown_correction(vector: dict) -> None:
+    assert "raises" in vector
+    with pytest.raises(ValueError, match="unknown correction"):
+        check_correction(literal(vector)["rollout_is"])
+
+
+def correction_below_zero(vector: dict) -> None:
+    assert "raises" in vector
+    with pytest.raises(ValueError, match="must have 1 in it"):
+        Correction("token_tis", high=literal(vector)["rollout_is_threshold"])
+
+
+def mismatch(vector: dict) -> None:
+    """The estimate that cannot be negative, of those that verl gives; and the largest ratio, from its own weights."""
+    ours = Mismatch.between(batch("old_log_probs"), batch("rollout_log_probs"), MASK).metrics()
+    assert ours["mismatch/kl"] == pytest.approx(vector["output"]["k3_kl"], rel=1e-9)
+    weights = tensor(VECTORS["rc/IS token TIS 2.0"]["output"]["weights"])
+    assert ours["mismatch/share_outside"] == pytest.approx(weights.eq(2.0).sum().item() / MASK.sum().item())
+
+
 MATCHES: dict[str, Callable[[dict], None]] = {
     "adv/EDGE grpo identical rewards 0.7 x3@f32": advantage_edge,
     "adv/EDGE grpo identical rewards 0.1 x6@f32": advantage_edge,
@@ -231,6 +271,12 @@ MATCHES: dict[str, Callable[[dict], None]] = {
     "logp/v2": logprobs,
     "logp/temperature 0.7": logprobs,
     "masked/mean": mean,
+    "rc/metrics only": uncorrected,
+    "rc/IS token TIS 2.0": weights_of(Correction("token_tis")),
+    "rc/IS token icepop 0.5_2.0": weights_of(Correction("token_mask", low=0.5)),
+    "rc/IS unknown level raises": unknown_correction,
+    "rc/IS threshold -1 raises": correction_below_zero,
+    "rc/offpolicy metrics": mismatch,
 }
 
 
@@ -297,6 +343,19 @@ def nan_outside_of_the_mask(vector: dict) -> None:
     assert aggregated_loss(MASK, losses, options["loss_agg_mode"]).item() == expected.item()
 
 
+def rejection_of_sequences(vector: dict) -> None:
+    """verl takes a rejected response out of the mask, so out of denominators that would have to be known before the
+    log-probs are, and leaves the others uncorrected. Here the same ones are rejected and still counted, as all that
+    were drawn must be, and the others weigh what they are worth: exp of the sum of their log-ratios."""
+    low, high = map(float, literal(vector)["rollout_rs_threshold"].split("_"))
+    ours = corrected(Correction("sequence_mask", low, high))
+    assert torch.equal(ours.ne(0), tensor(vector["output"]["mask"]).bool())
+    kept = ours.ne(0).any(dim=1)
+    assert kept.sum() == 1
+    log_ratios = torch.where(MASK, batch("old_log_probs") - batch("rollout_log_probs"), 0.0).sum(dim=1)
+    torch.testing.assert_close(ours[kept, 0], log_ratios[kept].exp(), **CLOSE)
+
+
 DIFFERS: dict[str, Callable[[dict], None]] = {
     "adv/grpo norm=True": group_of_one,
     "adv/grpo norm=False": group_of_one,
@@ -308,6 +367,7 @@ DIFFERS: dict[str, Callable[[dict], None]] = {
     "adv/EDGE grpo one NaN reward poisons its group only": nan_reward,
     "agg/seq-mean-token-sum NaN outside mask": nan_outside_of_the_mask,
     "agg/seq-mean-token-mean NaN outside mask": nan_outside_of_the_mask,
+    "rc/RS seq_sum_k1": rejection_of_sequences,
 }
 
 ELSEWHERE: dict[str, tuple[str, ...]] = {
@@ -371,7 +431,16 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "variances over tokens are used nowhere": ("masked/var",),
     "a critic is not offered": family("value/"),
-    "corrections for a rollout policy that differs from the trainer's are not offered": family("rc/"),
+    "rejection by a bound on a divergence is not offered: a ratio says the same, and is what the weight is made of": (
+        "rc/RS seq_max_k3",
+        "rc/RS seq_mean_k2",
+        "rc/RS seq_mean_k3",
+        "rc/RS seq_sum_k2",
+        "rc/RS token_k2",
+        "rc/RS token_k3",
+        "rc/RS token_k1,seq_max_k2 + IS token",
+        "rc/RS unknown option raises",
+    ),
     "masks follow from the lengths that the engine hands out, not from a search for EOS": family("response_mask/"),
     "reward functions are no part of the algorithms": family("score/"),
 }

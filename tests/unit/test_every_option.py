@@ -35,6 +35,7 @@ SHOWN_BY: dict[str, str] = {
     "reward.memory_gib": f"{FAULTS}::test_fault_31_and_32_a_bad_call_costs_one_score_only",
     "reward.max_invalid_share": "loop/test_reward_faults.py::test_max_invalid_share_moves_the_limit",
     "algorithm.old_logprobs": "unit/hybrid/test_phases.py::test_old_logprobs_come_from_where_the_config_says",
+    "algorithm.mismatch_stop": f"{RUN}::test_mismatch_stop_ends_the_run_and_below_it_there_is_a_warning",
     "trainer.micro_batch_tokens": f"{WORKER}::test_micro_batch_tokens_bounds_the_tokens_of_a_pass",
     "trainer.packing": f"{WORKER}::test_packing_decides_how_often_a_prompt_is_run",
     "trainer.logits_chunk_tokens": f"{WORKER}::test_logits_chunk_tokens_bounds_the_logits_in_memory",

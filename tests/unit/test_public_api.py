@@ -12,6 +12,7 @@ NAMES = {
     "ClippedSurrogate",
     "Config",
     "ConfigError",
+    "Correction",
     "Evaluation",
     "FunctionLoss",
     "Prompt",

@@ -51,7 +51,7 @@ def test_a_whole_step_and_engine_and_trainer_agree(tmp_path: Path, tie: bool) ->
             update = trainer.update(rollouts, contrast(rollouts))
         assert update.num_updates == 1
         assert update.ratio_max == 1.0
-        assert update.metrics["rollout/logprob_diff_mean"] == pytest.approx(float(difference.abs().mean()), abs=1e-3)
+        assert update.metrics["mismatch/logprob_diff_mean"] == pytest.approx(float(difference.abs().mean()), abs=1e-3)
     assert rollout(workers).policy_version == 2
 
 

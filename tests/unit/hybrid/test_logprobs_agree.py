@@ -83,7 +83,7 @@ def test_fault_21_at_temperature_07_everything_is_of_the_same_distribution(tmp_p
         torch.testing.assert_close(update.logprobs[row, :length], expected, rtol=0, atol=TOLERANCE)
         entropies.append(-(distribution.exp() * distribution).sum(-1))
     assert update.entropy == pytest.approx(float(torch.cat(entropies).mean()), abs=1e-5)
-    assert update.metrics["rollout/logprob_diff_max"] < TOLERANCE
+    assert update.metrics["mismatch/logprob_diff_max"] < TOLERANCE
 
 
 def test_fault_20_training_uses_the_sampled_ids(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from tandem.batch import Evaluation
 from tandem.config import Config, config_from_dict
-from tandem.errors import CheckpointError, ConfigError
+from tandem.errors import CheckpointError, ConfigError, TrainingError
 from tandem.observe.console import Console
 from tandem.observe.metrics import METRICS, VOLATILE
 from tandem.observe.run import Run
@@ -70,6 +70,26 @@ def stable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def rollout_files(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "rollouts").iterdir())
+
+
+def test_mismatch_stop_ends_the_run_and_below_it_there_is_a_warning(tmp_path: Path, console: Console) -> None:
+    """The line of the step is written before the run ends; what was not measured is no mismatch."""
+
+    def step(run: Run, number: int, **measured: float) -> None:
+        run.log(number, made_rollouts(), made_rewards(), ADVANTAGES, made_update(metrics=measured))
+
+    with Run(config_of(tmp_path, algorithm={"mismatch_stop": 0.5}), console=console) as run:
+        run.steps(9)
+        step(run, 1)
+        step(run, 2, **{"mismatch/kl": 1e-3})
+        assert "warning" not in shown(console)
+        step(run, 3, **{"mismatch/kl": 0.4})
+        assert "warning: step 3: the engine samples from another distribution than is trained: mismatch/kl is 0.4" in (
+            shown(console)
+        )
+        with pytest.raises(TrainingError, match=r"0\.6, more than algorithm\.mismatch_stop=0\.5\n  -> compute more"):
+            step(run, 4, **{"mismatch/kl": 0.6})
+    assert [row["mismatch/kl"] for row in lines(tmp_path)] == [None, 1e-3, 0.4, 0.6]
 
 
 def test_a_line_has_every_key_of_the_table(tmp_path: Path, console: Console) -> None:

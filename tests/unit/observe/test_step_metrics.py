@@ -33,9 +33,9 @@ def test_every_step_has_every_metric_of_the_table_but_times_memory_and_evaluatio
 
 
 def test_what_the_update_measures_itself() -> None:
-    own = {"rollout/logprob_diff_max": 0.5, "approx_kl": 0.01, "mine": 1.0, "loss": 99.0}
+    own = {"mismatch/logprob_diff_max": 0.5, "approx_kl": 0.01, "mine": 1.0, "loss": 99.0}
     metrics = step_metrics(made_rollouts(), made_rewards(), made_update(metrics=own))
-    assert metrics["rollout/logprob_diff_max"] == 0.5
+    assert metrics["mismatch/logprob_diff_max"] == 0.5
     assert metrics["policy/approx_kl"] == 0.01
     assert metrics["policy/mine"] == 1.0
     assert metrics["policy/loss"] == 0.25

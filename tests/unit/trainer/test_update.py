@@ -262,5 +262,5 @@ def test_the_gap_to_the_engine_is_measured_before_the_first_update() -> None:
     mask = rollouts.response_mask[first]
     assert result.logprobs is not None
     gap = (result.logprobs[first] - rollouts.rollout_logprobs[first])[mask].abs()
-    assert result.metrics["rollout/logprob_diff_mean"] == pytest.approx(float(gap.mean()), rel=1e-5)
-    assert result.metrics["rollout/logprob_diff_max"] == pytest.approx(float(gap.max()), rel=1e-5)
+    assert result.metrics["mismatch/logprob_diff_mean"] == pytest.approx(float(gap.mean()), rel=1e-5)
+    assert result.metrics["mismatch/logprob_diff_max"] == pytest.approx(float(gap.max()), rel=1e-5)

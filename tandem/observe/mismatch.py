@@ -1,0 +1,38 @@
+"""When engine and trainer are too far apart."""
+
+from __future__ import annotations
+
+from tandem.config.algorithm import AlgorithmConfig
+from tandem.errors import TrainingError
+
+WARN_ABOVE = 0.01  # nats per token: bfloat16 stays around 1e-3, float32 around 1e-10
+_CLOSER = "compute more precisely (model.dtype=float32, model.head_dtype=float32)"
+
+
+def mismatch_warning(step: int, kl: float) -> tuple[str, str] | None:
+    """What to say of a step, and what can be done; None where all is well or nothing was measured (NaN).
+
+    Args:
+        step: Its number.
+        kl: `mismatch/kl` of the step.
+    """
+    if not kl > WARN_ABOVE:
+        return None
+    return _what(step, kl, f"more than the {WARN_ABOVE:g} that lower precision explains"), _CLOSER
+
+
+def mismatch_error(step: int, kl: float, config: AlgorithmConfig) -> TrainingError | None:
+    """The error that ends the run; None where there is no bound, or the step is within it."""
+    if config.mismatch_stop is None or not kl > config.mismatch_stop:
+        return None
+    return TrainingError(
+        _what(step, kl, f"more than algorithm.mismatch_stop={config.mismatch_stop:g}"),
+        remedy=f"{_CLOSER}, or raise algorithm.mismatch_stop (both with run.allow_changes=true to go on from the last "
+        "checkpoint)",
+    )
+
+
+def _what(step: int, kl: float, bound: str) -> str:
+    return (
+        f"step {step}: the engine samples from another distribution than is trained: mismatch/kl is {kl:.2g}, {bound}"
+    )
