@@ -196,6 +196,24 @@ def complete_or_absent(folder: Path) -> Generator[Path]:
     _flush(folder.parent)
 
 
+@contextmanager
+def complete_or_as_it_was(folder: Path) -> Generator[Path]:
+    """Likewise; but a folder that is there stays, and gets the new files in place of old ones when all are written."""
+    if not folder.exists():
+        with complete_or_absent(folder) as partial:
+            yield partial
+        return
+    with complete_or_absent(folder.with_name(folder.name + ".new")) as partial:
+        yield partial
+    written = folder.with_name(folder.name + ".new")
+    for old in folder.glob("*.safetensors*"):  # of a model in more files
+        if not (written / old.name).exists():
+            old.unlink()
+    for file in written.iterdir():
+        file.replace(folder / file.name)
+    written.rmdir()
+
+
 def _remove(folder: Path) -> None:
     """Renamed first: what is half deleted must not look complete."""
     doomed = folder.with_name(folder.name + ".deleted")

@@ -86,6 +86,10 @@ class ConfigError(TandemError, ValueError):
         lines = "\n".join(f"  - {problem}" for problem in self.problems)
         super().__init__(f"{len(self.problems)} {noun} in the config:\n{lines}")
 
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Problem, ...]]]:
+        """How it is pickled: it is made from its problems."""
+        return type(self), (self.problems,)
+
 
 class SeveralErrors(TandemError):  # noqa: N818 - it is several
     """Several things that are wrong and do not depend on each other, at once."""
@@ -93,3 +97,7 @@ class SeveralErrors(TandemError):  # noqa: N818 - it is several
     def __init__(self, errors: Sequence[TandemError]) -> None:
         self.errors = tuple(errors)
         super().__init__("\n".join(str(error) for error in self.errors))
+
+    def __reduce__(self) -> tuple[type[SeveralErrors], tuple[tuple[TandemError, ...]]]:
+        """How it is pickled: it is made from its errors."""
+        return type(self), (self.errors,)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from tandem.batch import Prompt, Response
 from tandem.hybrid.rollout_side import make_engine
 from tandem.hybrid.training_side import TrainingSide
+from tandem.model.file_names import saved_buffers
 from tandem.model.hf import attention_name
 from tandem.model.ranks import Ranks
 from tandem.model.reshard import Moved, Resharder
@@ -51,6 +52,8 @@ class OwnWeights:
         if self._policy_version is None:
             materialise(self._model, self._device)
         moved = self._resharder.run(training.weights.shards(), dict(self._model.named_parameters()))
+        for name, buffer in saved_buffers(training.policy.model).items():  # weights in all but name
+            self._model.get_buffer(name).copy_(buffer)
         self._policy_version = policy_version
         return moved
 

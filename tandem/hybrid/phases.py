@@ -44,6 +44,14 @@ class PhaseMachine:
     def __init__(self) -> None:
         self.current: Phase = "idle"
 
+    def check_between(self, what: str) -> None:
+        """Raise PhaseError within a phase: the device has no room for what comes between them."""
+        if self.current != "idle":
+            raise PhaseError(
+                f"cannot {what} inside of the {self.current} phase",
+                remedy=f"do it after the `with workers.{self.current}_phase()` block",
+            )
+
     @contextmanager
     def enter(self, phase: Phase) -> Generator[None]:
         """Be in `phase` for the length of a block.

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from tandem.checkpoint import find_checkpoint
 from tandem.config.schema import Config
-from tandem.errors import WorkerError
+from tandem.errors import ClusterError, WorkerError
 from tandem.observe.console import Console
+from tandem.runtime.answer import WorkerTraceback
 
 T = TypeVar("T")
+
+_PAUSE_S = 30.0  # a machine that was lost may come back
 
 
 def outlive_workers(config: Config, run: Callable[[], T]) -> T:
     """Call `run`, and again where a worker has died meanwhile: it starts new ones and goes on where it can.
 
-    A worker's death counts, and so does what its libraries raise: a lost connection, memory that has run out. One
-    process has no workers that could die without it: there the first error is the last, as are all errors that would
-    only come again.
+    A worker's death counts, and so does a RuntimeError in it: a lost connection, memory that has run out. Other errors
+    would only come again: the first one is the last, as every error is in one process.
 
     Args:
         config: Resolved.
@@ -28,14 +31,16 @@ def outlive_workers(config: Config, run: Callable[[], T]) -> T:
     Raises:
         WorkerError, RuntimeError: More than `cluster.max_failures` in a row, without a new checkpoint between them.
     """
+    if config.cluster.num_workers == 1:
+        return run()
     assert config.run.folder is not None, "the config is not resolved"
     run_folder, most = Path(config.run.folder), config.cluster.max_failures
     in_a_row, seen = 0, find_checkpoint(run_folder)
     while True:
         try:
             return run()
-        except (WorkerError, RuntimeError) as error:
-            if config.cluster.num_workers == 1:
+        except (WorkerError, ClusterError, RuntimeError) as error:
+            if not _is_failure(error, in_a_row):
                 raise
             checkpoint = find_checkpoint(run_folder)
             in_a_row = in_a_row + 1 if checkpoint == seen else 1
@@ -52,3 +57,12 @@ def outlive_workers(config: Config, run: Callable[[], T]) -> T:
                 f"{type(error).__name__}: {error}",
                 f"the run {goes_on} with new workers (failure {in_a_row} in a row, {most} are tolerated)",
             )
+            if isinstance(error, ClusterError):
+                time.sleep(_PAUSE_S)
+
+
+def _is_failure(error: Exception, in_a_row: int) -> bool:
+    """Whether it may be over with new workers. After a failure there may be too few devices for a while."""
+    if isinstance(error, ClusterError):
+        return in_a_row > 0
+    return isinstance(error, WorkerError) or isinstance(error.__cause__, WorkerTraceback)

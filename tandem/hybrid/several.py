@@ -12,6 +12,7 @@ from tandem.model.support import together
 from tandem.model.tensor_parallel import tensor_parallel_problems
 from tandem.model.tokenizer import load_tokenizer
 from tandem.runtime.cluster import check_cluster
+from tandem.trainer.fsdp import gathered_parts
 
 
 def check_devices(config: Config) -> None:
@@ -37,9 +38,10 @@ def check_layouts(config: Config) -> None:
     model_config = read_config(model) if model.new is None else new_config(model.new, load_tokenizer(model))
     whole = skeleton(model_config, trust_remote_code=model.trust_remote_code)
     problems = tensor_parallel_problems(whole, config.rollout.tensor_parallel)
-    try:
-        FileNames(whole)
-    except ModelError as error:
-        problems.append(error)
+    for cut in (FileNames, gathered_parts):
+        try:
+            cut(whole)
+        except ModelError as error:
+            problems.append(error)
     if problems:
         raise together(problems)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from tandem.algorithm.losses import ClippedSurrogate, as_loss
 from tandem.algorithm.protocols import Loss, LossFunction
@@ -24,6 +25,7 @@ from tandem.config.schema import Config
 from tandem.errors import CheckpointError, ConfigError, ModelError, Problem
 from tandem.hybrid.phases import Watch
 from tandem.hybrid.several import check_devices, check_layouts
+from tandem.hybrid.shared_folder import check_shared
 from tandem.hybrid.train_phase import TrainSettings
 from tandem.hybrid.worker import Worker
 from tandem.hybrid.worker_options import WorkerOptions
@@ -170,7 +172,9 @@ def _start(
     reference, kept = _reference(config, run_folder, needed=train.loss.needs_reference)
     with _errors_of(checkpoint):
         options = _worker_options(config, source, facts, run_folder, measure_memory=watch is not None)
-        group = (make_group or _make_group)(config.cluster, lambda ranks: Worker(options, tokenizer, ranks))
+        group = (make_group or _make_group)(
+            config.cluster, lambda ranks: _make_worker(options, tokenizer, ranks, run_folder)
+        )
     writer = None
     if run_folder is not None:
         saving = config.checkpoint
@@ -210,11 +214,21 @@ def _errors_of(checkpoint: Path | None) -> Generator[None]:
 
 
 def _absolute(model: ModelConfig) -> ModelConfig:
-    """A local path as it is seen from any folder."""
-    if model.path is None:
+    """A local model as the one folder that it is now, for workers which run elsewhere or start later.
+
+    A run folder means its newest checkpoint, and may mean another one in a moment.
+    """
+    if model.path is None or not Path(model.path).expanduser().exists():
         return model
-    path = Path(model.path).expanduser()
-    return model.model_copy(update={"path": str(path.absolute())}) if path.exists() else model
+    return model.model_copy(update={"path": str(Path(resolve_model_path(model.path)).absolute())})
+
+
+def _make_worker(
+    options: WorkerOptions, tokenizer: PreTrainedTokenizerBase, ranks: Ranks, run_folder: Path | None
+) -> Worker:
+    if run_folder is not None and not ranks.alone:
+        check_shared(run_folder)
+    return Worker(options, tokenizer, ranks)
 
 
 def _make_group(cluster: ClusterConfig, make_worker: Callable[[Ranks], Worker]) -> WorkerGroup[Worker]:

@@ -96,9 +96,10 @@ class TrainingSide:
         if self.reference is None:
             self.reference, self._reference_tensors = load_reference(source, self.options, self.tokenizer, self._mesh)
         self._reference_weights.back()
-        logprobs = batch_logprobs(self.reference, rollouts, self.packing, self.ranks)
-        self._reference_weights.away(self._reference_tensors)
-        return logprobs
+        try:
+            return batch_logprobs(self.reference, rollouts, self.packing, self.ranks)
+        finally:
+            self._reference_weights.away(self._reference_tensors)
 
     def update(self, batch: UpdateBatch, loss: Loss, *, lr: float, step: int, policy_version: int) -> UpdateResult:
         """One step's optimizer updates: see `update_policy`."""
@@ -125,6 +126,11 @@ class TrainingSide:
         """One optimizer step of maximum likelihood; returns the loss."""
         self._train_mode()
         return supervised_update(self.policy, self.optimizer, rollouts, self.packing, self.ranks, lr=lr)
+
+    def reset_optimizer(self) -> None:
+        """Forget the moments, as if no update had been made."""
+        self._moments.back()
+        self.optimizer.reset()
 
     def _train_mode(self) -> None:
         self.policy.model.train(self.checkpointing)  # transformers checkpoints activations in training mode only

@@ -17,6 +17,7 @@ from tandem.checkpoint import host_shards, optimizer_shards, read_moments, write
 from tandem.config.model import ModelConfig
 from tandem.hybrid.own_weights import OwnWeights
 from tandem.hybrid.rollout_side import RolloutSide, SharedWeights
+from tandem.hybrid.shared_folder import check_shared
 from tandem.hybrid.training_side import TrainingSide
 from tandem.hybrid.worker_options import WorkerOptions
 from tandem.model.hf import save_model
@@ -114,7 +115,7 @@ class Worker:
 
     def reset_optimizer(self) -> None:
         """Forget the moments, as if no update had been made."""
-        self.training.optimizer.reset()
+        self.training.reset_optimizer()
 
     # Saving
 
@@ -129,6 +130,9 @@ class Worker:
 
     def take_snapshot(self, *, copy: bool) -> None:
         """Remember weights and moments for `write_snapshot`; with `copy` as they are now, while training goes on."""
+        self._snapshot = None  # of a save that failed
+        if self.options.offload != "none":  # what comes back needs the room
+            self.sampling.release()
         self.training.bring_back()
         self._snapshot = (
             host_shards(self.training.weights.shards(), copy=copy),
@@ -139,15 +143,23 @@ class Worker:
         """Write this rank's part of the snapshot into the folder of a checkpoint, and forget it. No collectives."""
         assert self._snapshot is not None
         weights, moments = self._snapshot
-        self.save(folder / "model", torch.float32, weights)
-        write_moments(folder, moments, lead=self.ranks.rank == 0)
-        self._snapshot = None
+        try:
+            self._save(folder / "model", weights, torch.float32, made=folder)
+            write_moments(folder, moments, lead=self.ranks.rank == 0)
+        finally:
+            self._snapshot = None
 
-    def save(self, folder: Path, dtype: torch.dtype | None, weights: Mapping[str, Shard] | None = None) -> None:
-        """Write this rank's part of a Hugging Face folder: the float32 weights, or copies of them, cast to `dtype`."""
-        if weights is None:
-            self.training.bring_weights_back()
-            weights = self.training.weights.shards()
+    def load_weights(self) -> None:
+        """Get ready for `save`."""
+        self.training.bring_weights_back()
+
+    def save(self, folder: Path, dtype: torch.dtype | None) -> None:
+        """Write this rank's part of a Hugging Face folder, which is there: float32 weights, cast to `dtype`."""
+        self._save(folder, self.training.weights.shards(), dtype, made=folder)
+
+    def _save(self, folder: Path, weights: Mapping[str, Shard], dtype: torch.dtype | None, *, made: Path) -> None:
+        """The controller has made the folder `made`: a machine that does not see it would write into another one."""
+        check_shared(made)
         save_model(
             self.training.policy.model,
             folder,

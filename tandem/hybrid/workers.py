@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.batch import Evaluation
-from tandem.checkpoint import CheckpointWriter, complete_or_absent, read_state
+from tandem.checkpoint import CheckpointWriter, complete_or_absent, complete_or_as_it_was, read_state
 from tandem.config.model import ModelConfig
 from tandem.config.rollout import RolloutConfig
 from tandem.errors import CheckpointError, ClusterError
@@ -164,15 +164,25 @@ class Workers:
     def export(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> Path:
         """Write the policy as a Hugging Face folder; `dtype` None = as the model was saved.
 
+        A folder that is there gets the new files in place of the old ones of the same names, once all are written.
+
         Raises:
+            PhaseError: A phase is open.
             CheckpointError: The folder cannot be written.
         """
-        folder = Path(folder)
+        self._phases.check_between("export the model")
+        folder = Path(folder).absolute()
         try:
-            self._group.call(Worker.save, folder, dtype or self.facts.dtype)
+            with complete_or_as_it_was(folder) as partial:
+                self._save(partial, dtype or self.facts.dtype)
         except OSError as error:
             raise CheckpointError(f"the model cannot be written to {folder}: {error}") from error
         return folder
+
+    def _save(self, folder: Path, dtype: torch.dtype) -> None:
+        """Each rank writes its part. Where one cannot, nothing but the folder is lost."""
+        self._group.call(Worker.load_weights)
+        self._group.start(Worker.save, folder, dtype).result()
 
     def keep_reference(self) -> None:
         """Keep the reference for the KL term in the run's folder: the policy as it is now, or a copy.
@@ -188,7 +198,7 @@ class Workers:
         try:
             with complete_or_absent(kept.folder) as partial:  # in place of that of an earlier beginning of this run
                 if kept.source is None:
-                    self._group.call(Worker.save, partial, torch.float32)
+                    self._save(partial, torch.float32)
                 else:
                     shutil.copytree(kept.source, partial, dirs_exist_ok=True)
         except OSError as error:
@@ -209,6 +219,7 @@ class Workers:
             CheckpointError: This checkpoint or the one before it could not be written.
         """
         assert self._writer is not None, "these workers have no run folder"
+        self._phases.check_between("save a checkpoint")
         with self.watch.timing("checkpoint"):
             self._writer.wait()  # before copying: never two copies at a time
             self._group.call(Worker.take_snapshot, copy=self._writer.background)
@@ -257,6 +268,7 @@ class Workers:
 
     def reset_optimizer(self) -> None:
         """Forget AdamW's moments, as after a warm start."""
+        self._phases.check_between("reset the optimizer")
         self._group.call(Worker.reset_optimizer)
 
     def close(self) -> None:

@@ -8,13 +8,16 @@ release(model)                              and without memory again
 
 from __future__ import annotations
 
+import math
 from copy import deepcopy
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from tandem.errors import ModelError
 from tandem.model.attention import NAMES, register
+from tandem.model.file_names import saved_buffers
 
 
 def skeleton(
@@ -41,6 +44,9 @@ def materialise(model: PreTrainedModel, device: torch.device) -> None:
     """Give this rank's pieces memory on `device`, with any content; buffers, which no file holds, get their values.
 
     Call it on the model itself, also where a module around it is sharded, too. Parameters with memory keep it.
+
+    Raises:
+        ModelError: A buffer's value is nowhere.
     """
     made: dict[int, nn.Parameter] = {}  # unlike `to_empty`, which would untie what is tied
     for module in model.modules():
@@ -50,6 +56,8 @@ def materialise(model: PreTrainedModel, device: torch.device) -> None:
             module.register_parameter(name, made[id(parameter)])
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = torch.empty_like(buffer, device=device)
+            if buffer.is_floating_point():
+                module._buffers[name].fill_(math.nan)
     for parameter in made.values():
         parameter.__dict__["_is_hf_initialized"] = True  # then the architecture's own recipe leaves it alone
     for module in model.modules():
@@ -57,6 +65,18 @@ def materialise(model: PreTrainedModel, device: torch.device) -> None:
             model._init_weights(module)  # rotary frequencies, embedding scales
     for parameter in made.values():
         del parameter.__dict__["_is_hf_initialized"]
+    _check_buffers(model)
+
+
+def _check_buffers(model: PreTrainedModel) -> None:
+    """Those that files hold are read later. Any other one must have been computed by the architecture's recipe."""
+    saved = saved_buffers(model)
+    for name, buffer in model.named_buffers():
+        if name not in saved and buffer.is_floating_point() and bool(buffer.isnan().any()):
+            raise ModelError(
+                f"{type(model).__name__} does not say how its buffer {name} is computed, which no file holds",
+                remedy="train it with cluster.num_workers=1",
+            )
 
 
 def _with_memory(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:

@@ -20,7 +20,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from tandem.errors import ClusterError, WorkerError
+from tandem.errors import ClusterError, TandemError, WorkerError
 from tandem.model.ranks import Ranks
 from tandem.runtime.answer import Answer
 from tandem.runtime.cluster import connected
@@ -181,7 +181,10 @@ class RayGroup(Generic[W]):
     def _raise_cause(self, failures: Sequence[Failure], *, beside: bool) -> NoReturn:
         """Raise the cause, and end the workers, unless all of them stand where they stood before."""
         cause = min(failures, key=Failure.order)
-        all_the_same = len(failures) == self.num_workers and len({failure.text for failure in failures}) == 1
+        same = len(failures) == self.num_workers and len({failure.text for failure in failures}) == 1
+        # What we raise ourselves we raise before or after the ranks work together. Any other error may have come in the
+        # middle of it, after which they are not in step, or FSDP waits for the rest of a backward pass.
+        all_the_same = same and isinstance(cause.error, TandemError)
         if not cause.is_death and (beside or all_the_same):
             raise cause.error
         with self._lock:

@@ -100,7 +100,7 @@ class ShardedWeights:
 def _spread(policy: Policy, mesh: DeviceMesh, head_dtype: torch.dtype) -> None:
     """Make groups of parameters that are gathered together: each layer, each module beside them, and the head."""
     of_head = head_parameters(policy.model)
-    for module in _parts(policy.model):
+    for module in gathered_parts(policy.model):
         if of_head.isdisjoint(module.parameters()):
             _make_group(module, mesh, policy.body_dtype)
     _make_group(policy, mesh, head_dtype)  # what is left: the head, with the embedding that is tied to it
@@ -116,8 +116,12 @@ def _make_group(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> None
     fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
-def _parts(model: PreTrainedModel) -> list[nn.Module]:
-    """The layers, and every module beside them that has parameters of its own."""
+def gathered_parts(model: PreTrainedModel) -> list[nn.Module]:
+    """What is gathered at once: each layer, and every module beside them that has parameters of its own.
+
+    Raises:
+        ModelError: There is no list of layers.
+    """
     count = model.config.num_hidden_layers
     modules = list(model.base_model.modules())
     for layers in modules:

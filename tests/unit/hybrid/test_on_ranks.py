@@ -10,13 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import tandem as td
 from tandem.errors import ClusterError
 from tandem.hybrid.worker import Worker
 from tandem.model.ranks import Ranks
 from tests.ranks import RankProcesses
-from tests.tiny import tiny_model_folder
+from tests.tiny import tiny_model_folder, tiny_tokenizer
 from tests.unit.hybrid.made import contrast, prompts_of, rollout, trainer_logprobs, worker_of
 from tests.unit.hybrid.on_ranks import start_on_ranks
 
@@ -82,7 +83,8 @@ def two_steps(ranks: Ranks, folder: Path, config: Sections, export: Path) -> dic
             with workers.train_phase() as trainer:
                 reference = trainer.ref_logprobs(rollouts)
                 update = trainer.update(rollouts, contrast(rollouts), ref_logprobs=reference)
-        workers.export(export)
+        export.mkdir(exist_ok=True)
+        workers._save(export, torch.float32)
     assert update.kl is not None
     return {"loss": update.loss, "kl": update.kl, "grad_norm": update.grad_norm, "entropy": update.entropy or 0.0}
 
@@ -126,6 +128,7 @@ def read_and_write(ranks: Ranks, checkpoint: Path, config: Sections, copy: Path)
 
 
 def save(workers: td.Workers, checkpoint: Path) -> None:
+    checkpoint.mkdir(exist_ok=True)
     workers._group.call(Worker.take_snapshot, copy=True)
     workers._group.start(Worker.write_snapshot, checkpoint).result()
 
@@ -178,7 +181,8 @@ def held_in_phases(ranks: Ranks, folder: Path, config: Sections) -> tuple[dict[s
         with workers.train_phase() as trainer:
             trainer.update(rollouts, contrast(rollouts))
             training = held(workers)
-        with workers.rollout_phase() as engine:
+        rollout(workers, step=2)
+        with workers.rollout_phase() as engine:  # again, with nothing in between, as after an evaluation
             engine.generate(prompts_of(workers), n=2, max_response_length=8, step=2)
             sampling = held(workers)
     return training, sampling
@@ -218,6 +222,47 @@ def test_fault_30_each_prompt_is_answered_once_however_few_there_are(
     assert [group for group, _ in expected] == list(range(count))
     for config in ({}, {"rollout": {"tensor_parallel": 2}}):
         assert ranks.run(responses_to, 4, folder, config, count) == [expected] * 4
+
+
+def gap_of_a_model_with_buffers(ranks: Ranks, folder: Path, model: str) -> float:
+    with start_on_ranks(ranks, folder, {}) as workers:
+        rollouts = rollout(workers)
+        with workers.train_phase():
+            gap = (trainer_logprobs(workers, rollouts) - rollouts.rollout_logprobs)[rollouts.response_mask].abs().max()
+        assert type(workers._group.call(_policy_model)).__name__.endswith(model)
+    return float(gap)
+
+
+def _policy_model(worker: Worker) -> object:
+    return worker.training.policy.model
+
+
+def test_buffers_that_files_hold_reach_the_engine(ranks: RankProcesses, tmp_path: Path) -> None:
+    """GLM-4-MoE routes by a bias that is no parameter."""
+    model = "Glm4MoeForCausalLM"
+    folder = glm_with_a_bias(tmp_path / "model")
+    for size in (1, 2):
+        assert max(ranks.run(gap_of_a_model_with_buffers, size, folder, model)) < TOLERANCE
+
+
+def glm_with_a_bias(folder: Path) -> Path:
+    """A tiny one whose bias turns the choice of experts around."""
+    tokenizer = tiny_tokenizer()
+    fields = {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "moe_intermediate_size": 32,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0,
+        "vocab_size": -(-len(tokenizer) // 8) * 8, "eos_token_id": tokenizer.eos_token_id, "initializer_range": 0.1,
+        "pad_token_id": tokenizer.pad_token_id,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("glm4_moe", **fields))
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.tensor([3.0, -3.0, 2.0, -2.0]))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def model_of(ranks: Ranks, folder: Path) -> str:
