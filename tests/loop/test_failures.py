@@ -119,7 +119,7 @@ def test_after_max_failures_the_run_stops_with_the_workers_error(tmp_path: Path)
     log = tmp_path / "log"
     assert exit_code(start_function(train, log, config, Raises())) != 0
     text = log.read_text()
-    assert text.count("starts again with new workers") == 1, text
+    assert text.count("the run starts again with new workers") == 1, text
     assert "RuntimeError: the device has run out of memory" in text
     assert "cluster.max_failures=1" in text
     assert "RayTaskError" not in text
