@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import socket
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tandem.errors import ClusterError
@@ -22,3 +25,14 @@ def check_shared(folder: Path) -> None:
             f"{socket.gethostname()} does not see {folder}, which the controller has made",
             remedy="set run.folder, and the folder of an export, to a file system that all machines share",
         )
+
+
+@contextmanager
+def marked(folder: Path) -> Generator[Path]:
+    """A folder within `folder` that is there for the length of the block: `check_shared` tells who sees it.
+
+    The name of `folder` itself may be that of another one on another machine.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".shared_", dir=folder) as mark:
+        yield Path(mark)

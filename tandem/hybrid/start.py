@@ -7,7 +7,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from tandem.config.schema import Config
 from tandem.errors import CheckpointError, ConfigError, ModelError, Problem
 from tandem.hybrid.phases import Watch
 from tandem.hybrid.several import check_devices, check_layouts
-from tandem.hybrid.shared_folder import check_shared
+from tandem.hybrid.shared_folder import check_shared, marked
 from tandem.hybrid.train_phase import TrainSettings
 from tandem.hybrid.worker import Worker
 from tandem.hybrid.worker_options import WorkerOptions
@@ -170,11 +170,10 @@ def _start(
         check_lengths(config, facts)
     train = _train_settings(config, total_steps, loss)
     reference, kept = _reference(config, run_folder, needed=train.loss.needs_reference)
-    with _errors_of(checkpoint):
+    several = config.cluster.num_workers > 1
+    with _errors_of(checkpoint), marked(run_folder) if several and run_folder else nullcontext() as mark:
         options = _worker_options(config, source, facts, run_folder, measure_memory=watch is not None)
-        group = (make_group or _make_group)(
-            config.cluster, lambda ranks: _make_worker(options, tokenizer, ranks, run_folder)
-        )
+        group = (make_group or _make_group)(config.cluster, lambda ranks: _make_worker(options, tokenizer, ranks, mark))
     writer = None
     if run_folder is not None:
         saving = config.checkpoint
@@ -223,11 +222,9 @@ def _absolute(model: ModelConfig) -> ModelConfig:
     return model.model_copy(update={"path": str(Path(resolve_model_path(model.path)).absolute())})
 
 
-def _make_worker(
-    options: WorkerOptions, tokenizer: PreTrainedTokenizerBase, ranks: Ranks, run_folder: Path | None
-) -> Worker:
-    if run_folder is not None and not ranks.alone:
-        check_shared(run_folder)
+def _make_worker(options: WorkerOptions, tokenizer: PreTrainedTokenizerBase, ranks: Ranks, mark: Path | None) -> Worker:
+    if mark is not None:
+        check_shared(mark)
     return Worker(options, tokenizer, ranks)
 
 

@@ -55,9 +55,8 @@ def materialise(model: PreTrainedModel, device: torch.device) -> None:
                 made[id(parameter)] = _with_memory(parameter, device)
             module.register_parameter(name, made[id(parameter)])
         for name, buffer in module.named_buffers(recurse=False):
-            module._buffers[name] = torch.empty_like(buffer, device=device)
-            if buffer.is_floating_point():
-                module._buffers[name].fill_(math.nan)
+            fresh = torch.empty_like(buffer, device=device)
+            module._buffers[name] = fresh.fill_(math.nan) if buffer.is_floating_point() else fresh
     for parameter in made.values():
         parameter.__dict__["_is_hf_initialized"] = True  # then the architecture's own recipe leaves it alone
     for module in model.modules():

@@ -136,7 +136,8 @@ def _backward(
             weights=weights[part].to(policy.device) * drawn_as,
             entropy=entropy,
         )
-        output.loss.backward()
+        # From the log-probs as well, with nothing: other ranks wait for this one's gradients, whatever a loss returns.
+        torch.autograd.backward([output.loss, logprobs], [None, torch.zeros_like(logprobs)])
         total += output.loss.detach().double()
         tally.add_micro_batch(part, output, logprobs, old)
     return total

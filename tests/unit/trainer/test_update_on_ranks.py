@@ -177,6 +177,24 @@ def test_fault_30_a_rank_without_rows_takes_part_and_does_not_call_the_loss(
     assert_same_gradient(ranks, 4, make_batch(rollouts), FunctionLoss(own_loss), UpdateOptions())
 
 
+def test_fault_28_a_loss_without_the_logprobs_on_one_rank_keeps_nobody_waiting(ranks: RankProcesses) -> None:
+    """Users return such a zero where a micro-batch has nothing to teach."""
+
+    def update(ranks: Ranks) -> float:
+        def loss(*, logprobs: Tensor, weights: Tensor, **_: object) -> Tensor:
+            return torch.zeros((), requires_grad=True) if ranks.rank == 1 else -(weights * logprobs).sum()
+
+        learner = spread_trainee(ranks)
+        options = UpdateOptions(packing=PackingOptions(max_tokens=10_000))
+        return update_policy(
+            learner.policy, learner.optimizer, make_batch(make_rollouts()), FunctionLoss(loss), options, ranks,
+            lr=1e-3, seed=(0, 1), policy_version=1,
+        ).grad_norm  # fmt: skip
+
+    one, other = ranks.run(update, 2)
+    assert one == other > 0
+
+
 def test_without_an_active_row_no_rank_makes_a_step(ranks: RankProcesses) -> None:
     batch = make_batch(make_rollouts(), idle=range(12))
     outcomes = update_on(ranks, 2, batch, ClippedSurrogate(), UpdateOptions())
