@@ -6,10 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tandem.config.section import Auto, NonNegative, Positive, Section, Text
+from tandem.config.section import Auto, NonNegative, Positive, Section, Share, Text
 
 ClipLow = Annotated[float, Field(gt=0, le=1)]
 ClipDual = Annotated[float, Field(gt=1)]
+AroundOne = Annotated[tuple[Share, Annotated[float, Field(ge=1)]], Field(strict=False)]
+Correction = Literal["none", "token_tis", "sequence_tis", "token_mask", "sequence_mask"]
 
 
 class AlgorithmConfig(Section):
@@ -58,6 +60,20 @@ class AlgorithmConfig(Section):
         "k3 = exp(d) - d - 1.",
     )
     entropy_coef: NonNegative = Field(0.0, description="Weight of the entropy bonus in the loss.")
+    correction: Auto | Correction = Field(
+        "auto",
+        description=(
+            "How the loss makes up for an engine that samples from a slightly other distribution than is trained: each "
+            "token weighs as much as the trainer finds it likelier than the engine did. token_tis = ratios of tokens, "
+            "cut at the upper end of algorithm.correction_range; sequence_tis = ratios of whole responses, likewise; "
+            "token_mask and sequence_mask = 0 outside of the range. auto = token_tis where log-probs of engine and "
+            "trainer are not equal (bfloat16), else none."
+        ),
+    )
+    correction_range: AroundOne = Field(
+        (0.0, 2.0),
+        description="The ratios that the correction leaves as they are, [lower, upper]; the lower end is for masks.",
+    )
     mismatch_stop: Positive | None = Field(
         None,
         description="Stop the run where engine and trainer are further apart than this: a bound on mismatch/kl, in "

@@ -17,7 +17,7 @@ _PASS_AT_K = re.compile(r"(?:(?P<name>.+)/)?pass@(?P<k>[1-9][0-9]*)\Z")
 
 def contradictions(config: Config) -> list[Conflict]:
     """All settings that contradict each other, or that no run can follow."""
-    checks = [_model, _data, _sft, _old_logprobs, _reward, _workers, _offload, _evaluation, _not_finite]
+    checks = [_model, _data, _sft, _old_logprobs, _correction, _reward, _workers, _offload, _evaluation, _not_finite]
     if config.data.train is not None:  # else a loop of the user's own says how many responses a step has
         checks += [_rollout, _mini_batches]
     return [conflict for check in checks for conflict in check(config)]
@@ -149,6 +149,22 @@ def _old_logprobs(config: Config) -> Iterator[Conflict]:
         if choice == "rollout" and dtype == "bfloat16":
             message = f"is rollout, but in bfloat16 ({dtype_key}) log-probs of sampling and of training differ too much"
             yield Conflict((key, dtype_key), message, f"{remedy}; or {dtype_key}=float32")
+
+
+def _correction(config: Config) -> Iterator[Conflict]:
+    key, choice = "algorithm.correction", config.algorithm.correction
+    low, high = config.algorithm.correction_range
+    range_key, shown = "algorithm.correction_range", show(config.algorithm.correction_range)
+    if low == high:
+        yield Conflict((range_key,), f"is {shown}: no ratio but 1 is inside", "[0.5, 2.0] is usual for masks")
+    if choice in ("token_tis", "sequence_tis") and low > 0:
+        message = f"is {shown}, but with {key}={choice} ratios are cut above only"
+        remedy = f"set {range_key}=[0.0, {show(high)}], or {key}={choice.replace('tis', 'mask')} for both sides"
+        yield Conflict((range_key, key), message, remedy)
+    if choice not in ("auto", "none") and config.algorithm.old_logprobs == "rollout":
+        old_key = "algorithm.old_logprobs"
+        message = f"is {choice}, but with {old_key}=rollout there are no log-probs of the trainer's to compare with"
+        yield Conflict((key, old_key), message, f"set {old_key}=auto or recompute, or {key}=none")
 
 
 def _short_name(function: str, functions: Sequence[str]) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from tandem.config.algorithm import Correction
 from tandem.config.checks import contradictions, updates_per_step
 from tandem.config.cluster import ClusterConfig
 from tandem.config.schema import Config
 from tandem.errors import ConfigError, Problem
+
+OldLogprobs = Literal["update", "rollout", "recompute"]
 
 
 def resolve_config(config: Config, *, num_cpus: int, num_gpus: int, name: str = "run") -> Config:
@@ -55,8 +58,9 @@ def resolve_config(config: Config, *, num_cpus: int, num_gpus: int, name: str = 
             "cluster": config.cluster.model_copy(update=cluster),
         }
     )
-    algorithm = config.algorithm.model_copy(update={"old_logprobs": _old_logprobs(resolved)})
-    resolved = resolved.model_copy(update={"algorithm": algorithm})
+    old_logprobs = _old_logprobs(resolved)
+    chosen = {"old_logprobs": old_logprobs, "correction": _correction(resolved, old_logprobs)}
+    resolved = resolved.model_copy(update={"algorithm": config.algorithm.model_copy(update=chosen)})
     conflicts = contradictions(resolved)
     if conflicts:
         raise ConfigError([Problem(item.keys[0], item.message, item.remedy) for item in conflicts])
@@ -86,13 +90,28 @@ def _device(cluster: ClusterConfig, num_gpus: int) -> Literal["cpu", "cuda"]:
     return "cuda"
 
 
-def _old_logprobs(config: Config) -> Literal["update", "rollout", "recompute"]:
-    """The cheapest that is exact: no extra pass where the update or the sampling has the same numbers already."""
+def _engine_is_exact(config: Config) -> bool:
+    """Whether log-probs kept while sampling are the trainer's, to rounding."""
+    return config.model.dtype == "float32" and config.model.head_dtype == "float32"
+
+
+def _correction(config: Config, old_logprobs: OldLogprobs) -> Correction:
+    """Where the two differ. With `rollout` the ratio of the loss is to the engine already, and nothing is left."""
+    if config.algorithm.correction != "auto":
+        return config.algorithm.correction
+    return "none" if old_logprobs == "rollout" or _engine_is_exact(config) else "token_tis"
+
+
+def _old_logprobs(config: Config) -> OldLogprobs:
+    """The cheapest that is exact: no extra pass where the update or the sampling has the same numbers already.
+
+    A correction compares the trainer's with the engine's, so it needs the trainer's.
+    """
     if config.algorithm.old_logprobs != "auto":
         return config.algorithm.old_logprobs
     if config.rollout.top_p < 1 or config.rollout.top_k is not None:
         return "recompute"
     if updates_per_step(config) == 1:
         return "update"
-    is_exact = config.model.dtype == "float32" and config.model.head_dtype == "float32"
-    return "rollout" if is_exact else "recompute"
+    compared = config.algorithm.correction not in ("auto", "none")
+    return "rollout" if _engine_is_exact(config) and not compared else "recompute"

@@ -27,6 +27,7 @@ Convert = Callable[[Any, Flat], Answer]
 ACTOR = "actor_rollout_ref.actor."
 MODEL = "actor_rollout_ref.model."
 ROLLOUT = "actor_rollout_ref.rollout."
+_CORRECTION = "algorithm.rollout_correction."
 _ROOTS = ("actor_rollout_ref.", "critic.", "reward_model.", "custom_reward_function.", "global_profiler.", "ray_")
 _LATER = "this version has no such option: leave the key out"
 _NO_LORA = "this version trains all weights, without LoRA: leave the key out"
@@ -205,6 +206,33 @@ def _filter_groups(value: Any, given: Flat) -> Answer:
     return Answer({}, note) if value is True else Answer({"algorithm.idle_groups": "keep"})
 
 
+def _rollout_is(value: Any, given: Flat) -> Answer:
+    if value is None:
+        return Answer({"algorithm.correction": "none"})
+    if value not in ("token", "sequence"):
+        return Answer({}, "see algorithm.correction")
+    bounds = given.get(f"{_CORRECTION}rollout_is_threshold")
+    is_range = isinstance(bounds, str) and "_" in bounds
+    return Answer({"algorithm.correction": f"{value}_{'mask' if is_range else 'tis'}"})
+
+
+def _rollout_rs(value: Any, given: Flat) -> Answer:
+    if value is None:
+        return Answer({}, "leave the key out")
+    if value == "seq_sum_k1":
+        return Answer({"algorithm.correction": "sequence_mask"}, "which also weighs the responses that it keeps")
+    return Answer({}, "see algorithm.correction=sequence_mask, which bounds a ratio, not a divergence")
+
+
+def _correction_range(value: Any, given: Flat) -> Answer:
+    """verl writes 2.0, or both ends as 0.5_2.0."""
+    try:
+        ends = [float(end) for end in str(value).split("_")]
+    except ValueError:
+        return Answer({}, "see algorithm.correction_range")
+    return Answer({"algorithm.correction_range": [0.0, *ends][-2:]})
+
+
 _TABLE: dict[str, Convert] = {
     # data
     "data.train_files": _train_files,
@@ -310,7 +338,12 @@ _TABLE: dict[str, Convert] = {
     "algorithm.kl_ctrl.type": _gone("algorithm.kl_coef is constant: leave the key out"),
     "algorithm.kl_ctrl.kl_coef": _gone(f"{_LOSS_ONLY}: see algorithm.kl_coef"),
     "algorithm.filter_groups.enable": _filter_groups,
-    "algorithm.rollout_correction.rollout_is": _gone(_LATER),
+    f"{_CORRECTION}rollout_is": _rollout_is,
+    f"{_CORRECTION}rollout_is_threshold": _correction_range,
+    f"{_CORRECTION}rollout_rs": _rollout_rs,
+    f"{_CORRECTION}rollout_rs_threshold": _correction_range,
+    f"{_CORRECTION}bypass_mode": _words("algorithm.old_logprobs", {True: "rollout", False: "recompute"}),
+    f"{ROLLOUT}calculate_log_probs": _gone("log-probs are always kept while sampling: leave the key out"),
     "algorithm.gamma": _gone("GRPO has no discount: leave the key out"),
     "algorithm.lam": _gone("GRPO has no lambda: leave the key out"),
     # reward

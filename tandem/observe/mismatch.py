@@ -5,20 +5,24 @@ from __future__ import annotations
 from tandem.config.algorithm import AlgorithmConfig
 from tandem.errors import TrainingError
 
-WARN_ABOVE = 0.01  # nats per token: bfloat16 stays around 1e-3, float32 around 1e-10
+WARN_ABOVE = 0.01  # nats per token: bfloat16 stays around 1e-3, float32 below 1e-9
 _CLOSER = "compute more precisely (model.dtype=float32, model.head_dtype=float32)"
 
 
-def mismatch_warning(step: int, kl: float) -> tuple[str, str] | None:
+def mismatch_warning(step: int, kl: float, config: AlgorithmConfig) -> tuple[str, str] | None:
     """What to say of a step, and what can be done; None where all is well or nothing was measured (NaN).
 
     Args:
         step: Its number.
         kl: `mismatch/kl` of the step.
+        config: The section `algorithm`.
     """
     if not kl > WARN_ABOVE:
         return None
-    return _what(step, kl, f"more than the {WARN_ABOVE:g} that lower precision explains"), _CLOSER
+    advice = (
+        _CLOSER if config.correction != "none" else f"{_CLOSER}, or correct for it (algorithm.correction=token_tis)"
+    )
+    return _what(step, kl, f"more than the {WARN_ABOVE:g} that lower precision explains"), advice
 
 
 def mismatch_error(step: int, kl: float, config: AlgorithmConfig) -> TrainingError | None:

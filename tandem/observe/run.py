@@ -263,7 +263,7 @@ class Run:
             self.console.warn("skipped updates", message)
 
     def _check_mismatch(self, step: int, kl: float) -> None:
-        warning = mismatch_warning(step, kl)
+        warning = mismatch_warning(step, kl, self.config.algorithm)
         if warning is not None:
             self.console.warn("engine and trainer apart", *warning)
         error = mismatch_error(step, kl, self.config.algorithm)

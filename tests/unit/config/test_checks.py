@@ -82,6 +82,30 @@ def test_old_logprobs_of_the_update_need_one_update_of_unfiltered_samples(overri
     assert message.startswith(start)
 
 
+@pytest.mark.parametrize("choice", ["token_tis", "sequence_tis", "token_mask", "sequence_mask"])
+def test_a_correction_needs_log_probs_of_the_trainers_own(choice: str):
+    (message,) = messages(f"algorithm.correction={choice}", "algorithm.old_logprobs=rollout")
+    assert message == (
+        f"algorithm.correction: is {choice}, but with algorithm.old_logprobs=rollout there are no log-probs of the "
+        "trainer's to compare with -> set algorithm.old_logprobs=auto or recompute, or algorithm.correction=none"
+    )
+    for cure in ("algorithm.old_logprobs=auto", "algorithm.old_logprobs=recompute", "algorithm.old_logprobs=update"):
+        load_config(None, [*ENOUGH, f"algorithm.correction={choice}", cure])
+
+
+def test_the_range_of_a_correction_has_two_ends_where_it_uses_both():
+    (message,) = messages("algorithm.correction=sequence_tis", "algorithm.correction_range=[0.5, 3.0]")
+    assert message == (
+        "algorithm.correction_range: is [0.5, 3.0], but with algorithm.correction=sequence_tis ratios are cut above "
+        "only -> set algorithm.correction_range=[0.0, 3.0], or algorithm.correction=sequence_mask for both sides"
+    )
+    load_config(None, [*ENOUGH, "algorithm.correction=sequence_mask", "algorithm.correction_range=[0.5, 3.0]"])
+    (message,) = messages("algorithm.correction_range=[1.0, 1.0]")
+    assert "no ratio but 1 is inside" in message
+    for ends in ("[0.5, 0.9]", "[1.1, 2.0]", "[-0.5, 2.0]", "[2.0]"):
+        assert messages(f"algorithm.correction_range={ends}")[0].startswith("algorithm.correction_range")
+
+
 @pytest.mark.parametrize(
     ("override", "remedy"),
     [

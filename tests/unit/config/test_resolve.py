@@ -52,10 +52,31 @@ def test_what_is_given_stays():
         (["rollout.top_p=0.9"], 0, "recompute"),
         (["rollout.top_k=20", "trainer.update_epochs=2"], 0, "recompute"),
         (["algorithm.old_logprobs=recompute"], 0, "recompute"),
+        (["trainer.update_epochs=2", "algorithm.correction=none"], 0, "rollout"),
+        (["trainer.update_epochs=2", "algorithm.correction=token_mask"], 0, "recompute"),
+        (["algorithm.correction=token_mask"], 0, "update"),
     ],
 )
 def test_old_logprobs_come_from_the_cheapest_exact_place(overrides: list[str], num_gpus: int, choice: str):
     assert resolved(*overrides, num_gpus=num_gpus).algorithm.old_logprobs == choice
+
+
+@pytest.mark.parametrize(
+    ("overrides", "num_gpus", "choice"),
+    [
+        ([], 0, "none"),
+        ([], 1, "token_tis"),
+        (["trainer.update_epochs=2"], 1, "token_tis"),
+        (["model.dtype=bfloat16"], 0, "token_tis"),
+        (["model.head_dtype=bfloat16"], 0, "token_tis"),
+        (["model.dtype=float32"], 1, "none"),
+        (["model.dtype=float32", "algorithm.correction=sequence_tis"], 1, "sequence_tis"),
+        (["algorithm.old_logprobs=rollout"], 0, "none"),
+        (["algorithm.correction=none"], 1, "none"),
+    ],
+)
+def test_an_engine_that_is_not_exact_is_corrected(overrides: list[str], num_gpus: int, choice: str):
+    assert resolved(*overrides, num_gpus=num_gpus).algorithm.correction == choice
 
 
 def test_what_only_the_machine_shows_is_refused_then():
@@ -64,6 +85,10 @@ def test_what_only_the_machine_shows_is_refused_then():
     with pytest.raises(ConfigError, match="in bfloat16"):
         resolved("algorithm.old_logprobs=rollout", num_gpus=1)
     assert resolved("algorithm.old_logprobs=rollout").algorithm.old_logprobs == "rollout"
+    with pytest.raises(
+        ConfigError, match=r"correction_range: is \[0\.5, 2\.0\], but with algorithm\.correction=token_tis"
+    ):
+        resolved("algorithm.correction_range=[0.5, 2.0]", num_gpus=1)
 
 
 @pytest.mark.parametrize("preset", [*PRESETS, "null"])

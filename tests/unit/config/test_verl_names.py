@@ -11,6 +11,7 @@ from tandem.errors import ConfigError
 
 ENOUGH = ("model.path=Qwen/Qwen3-0.6B", "data.train=train.parquet", "reward.function=exact_match")
 ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.model.", "actor_rollout_ref.rollout."
+CORRECTION = "algorithm.rollout_correction."
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,17 @@ ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.model.", 
         ("data.train_max_samples", -1, {"data.max_rows": None}),
         ("data.train_max_samples", 100, {"data.max_rows": 100}),
         ("data.apply_chat_template_kwargs", {"x": 1}, {"data.chat_template_options": {"x": 1}}),
+        (f"{CORRECTION}rollout_is", None, {"algorithm.correction": "none"}),
+        (f"{CORRECTION}rollout_is", "token", {"algorithm.correction": "token_tis"}),
+        (f"{CORRECTION}rollout_is", "sequence", {"algorithm.correction": "sequence_tis"}),
+        (f"{CORRECTION}rollout_is_threshold", 3.0, {"algorithm.correction_range": [0.0, 3.0]}),
+        (f"{CORRECTION}rollout_is_threshold", "0.5_2.0", {"algorithm.correction_range": [0.5, 2.0]}),
+        (f"{CORRECTION}rollout_is_threshold", "wide", {}),
+        (f"{CORRECTION}rollout_rs", None, {}),
+        (f"{CORRECTION}rollout_rs", "seq_sum_k1", {"algorithm.correction": "sequence_mask"}),
+        (f"{CORRECTION}rollout_rs", "seq_mean_k3", {}),
+        (f"{CORRECTION}rollout_rs_threshold", "0.95_1.05", {"algorithm.correction_range": [0.95, 1.05]}),
+        (f"{CORRECTION}bypass_mode", True, {"algorithm.old_logprobs": "rollout"}),
         (f"{MODEL}path", "m", {"model.path": "m"}),
         (f"{MODEL}trust_remote_code", True, {"model.trust_remote_code": True}),
         (f"{MODEL}enable_gradient_checkpointing", True, {"trainer.activation_checkpointing": True}),
