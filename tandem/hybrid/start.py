@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from tandem.algorithm.correction import Correction
 from tandem.algorithm.losses import ClippedSurrogate, as_loss
 from tandem.algorithm.protocols import Loss, LossFunction
 from tandem.checkpoint import CheckpointWriter, find_checkpoint
@@ -277,6 +278,7 @@ def _worker_options(
 def _train_settings(config: Config, total_steps: int | None, loss: Loss | LossFunction | None) -> TrainSettings:
     algorithm, trainer = config.algorithm, config.trainer
     assert algorithm.old_logprobs != "auto", "the config is not resolved"
+    assert algorithm.correction != "auto"
     configured = ClippedSurrogate(
         clip_low=algorithm.clip_low,
         clip_high=algorithm.clip_high,
@@ -297,6 +299,7 @@ def _train_settings(config: Config, total_steps: int | None, loss: Loss | LossFu
             final=trainer.lr_final,
         ),
         old_logprobs=algorithm.old_logprobs,
+        correction=Correction(algorithm.correction, *algorithm.correction_range),
         mask_truncated=algorithm.mask_truncated,
         drop_idle_groups=algorithm.idle_groups == "drop",
         seed=config.run.seed,

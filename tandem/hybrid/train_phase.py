@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tandem.algorithm.advantages import idle_groups
+from tandem.algorithm.correction import Correction
 from tandem.algorithm.losses import as_loss
 from tandem.algorithm.masked import loss_mask
 from tandem.algorithm.protocols import Loss, LossFunction
@@ -21,7 +22,7 @@ from tandem.hybrid.worker import Worker
 from tandem.runtime.worker_group import WorkerGroup
 from tandem.trainer.optim import Schedule
 from tandem.trainer.supervised import answers_as_rollouts
-from tandem.trainer.update import UpdateBatch
+from tandem.trainer.update_batch import UpdateBatch
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class TrainSettings:
     loss: Loss
     schedule: Schedule
     old_logprobs: Literal["update", "rollout", "recompute"]
+    correction: Correction
     mask_truncated: bool
     drop_idle_groups: bool
     seed: int
@@ -89,6 +91,7 @@ class TrainPhase(PhaseHandle):
         old_logprobs: Float[Tensor, "B L"] | None = None,
         ref_logprobs: Float[Tensor, "B L"] | None = None,
         *,
+        sampling_logprobs: Float[Tensor, "B L"] | None = None,
         loss: Loss | LossFunction | None = None,
     ) -> UpdateResult:
         """Ascend the objective on one step's rollouts.
@@ -100,6 +103,8 @@ class TrainPhase(PhaseHandle):
             old_logprobs: Under the policy that wrote the rollouts. None = as `algorithm.old_logprobs` says; those kept
                 while sampling where the policy has changed since.
             ref_logprobs: Under the reference; where given, its KL is reported.
+            sampling_logprobs: For rollouts that are older than the policy: the trainer's log-probs of them from when
+                it had the weights that wrote them. With these, engine mismatch and staleness are told apart.
             loss: Another loss than the config's: `ClippedSurrogate(...)`, or a function (see `LossFunction`).
 
         Raises:
@@ -110,7 +115,13 @@ class TrainPhase(PhaseHandle):
         self.check_open()
         advantages = advantages.detach().to("cpu", torch.float32)
         per_token = advantages[:, None] if advantages.ndim == 1 else advantages
-        _check_shapes(rollouts, advantages=per_token, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
+        _check_shapes(
+            rollouts,
+            advantages=per_token,
+            old_logprobs=old_logprobs,
+            ref_logprobs=ref_logprobs,
+            sampling_logprobs=sampling_logprobs,
+        )
         mask = loss_mask(rollouts.response_mask, rollouts.truncated, mask_truncated=self._settings.mask_truncated)
         if not bool(torch.where(mask, per_token, 0.0).isfinite().all()):
             raise ValueError("some advantages are not finite")
@@ -122,6 +133,8 @@ class TrainPhase(PhaseHandle):
             loss_mask=mask,
             old_logprobs=self._old_logprobs_for(rollouts, old_logprobs),
             ref_logprobs=ref_logprobs,
+            correction=self._settings.correction,
+            sampling_logprobs=sampling_logprobs,
         )
         self.num_updates += 1
         self.policy_version += 1  # from now on the weights may differ, also where the update is broken off

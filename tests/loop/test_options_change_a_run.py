@@ -66,6 +66,7 @@ KL: Settings = {"algorithm.kl_coef": 0.5, **EPOCHS}
 TEMPLATED: Settings = {"data.chat_template": "{folder}/template.jinja", "data.prompt_key": "messages"}
 EVALUATED: Settings = {"evaluation.data": "{folder}/rows.jsonl", "evaluation.every": 0}
 WARM: Settings = {"sft.train": "{folder}/answers.jsonl", "sft.steps": 2, "sft.batch_size": 4, "sft.lr": 0.01}
+BF16: Settings = {"model.dtype": "bfloat16"}
 FALLING: Settings = {"trainer.lr_schedule": "linear", "trainer.lr_final": 0.1}
 CUT: Settings = {"data.over_length": "left", "data.max_prompt_length": 3}
 TWO: Settings = {"reward.function": ["{folder}/reward.py:ones", "{folder}/reward.py:twos"]}
@@ -112,6 +113,8 @@ CASES: dict[str, Case] = {
     "algorithm.clip_dual": Case({"algorithm.clip_dual": 1.001}, EPOCHS),
     "algorithm.idle_groups": Case({"algorithm.idle_groups": "drop"}),
     "algorithm.mask_truncated": Case({"algorithm.mask_truncated": True}),
+    "algorithm.correction": Case({"algorithm.correction": "none"}, BF16),
+    "algorithm.correction_range": Case({"algorithm.correction_range": [0.0, 1.0]}, BF16),
     "algorithm.kl_coef": Case({"algorithm.kl_coef": 1.0}, KL),
     "algorithm.kl_estimator": Case({"algorithm.kl_estimator": "k2"}, KL),
     "algorithm.entropy_coef": Case({"algorithm.entropy_coef": 0.1}),
