@@ -78,6 +78,7 @@ def _serve(pipe: Connection) -> None:
     """A rank's life: take a call, join its process group, make the call, leave, answer."""
     import torch
     import torch.distributed as dist
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
     from tandem.model.ranks import Ranks
 
@@ -96,6 +97,7 @@ def _serve(pipe: Connection) -> None:
             result = function(Ranks(rank, size, size), *args)
             if size > 1:
                 dist.destroy_process_group()
+                _clear_sharding_prop_cache()  # it would take an equal mesh of this group for one of the next group
             answer = cloudpickle.dumps((True, result))
         except BaseException:  # noqa: BLE001 - whatever it is, the test must see it
             answer = cloudpickle.dumps((False, traceback.format_exc()))
