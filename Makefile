@@ -18,7 +18,8 @@ $(STAMP): pyproject.toml constraints.txt
 		$(PYTHON) -m venv $(VENV); }
 	@echo "Installing Tandem and its pinned dependencies into $(VENV) (a few minutes, once) ..."
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS) setuptools==$(SETUPTOOLS) torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS) --no-build-isolation --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS) --no-build-isolation \
+		--config-settings editable_mode=compat --editable '.[dev]'
 	@touch $(STAMP)
 
 demo: $(STAMP)  ## watch a tiny model learn to add, in about three minutes

@@ -27,14 +27,18 @@ export RAY_AUTH_MODE=token RAY_AUTH_TOKEN # for this job alone: other users' pro
 RAY_AUTH_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(32))')
 
 # Ray's head on this machine, the first of the job; its other processes on the others.
-head=$(hostname)
-address=$(hostname -I | awk '{print $1}'):$port
-srun --overlap --nodes=1 --ntasks=1 --nodelist="$head" \
+head=$SLURMD_NODENAME
+address=$(hostname -I | awk '{print $1}'):$port # the first interface: choose another one if that does not lead out
+on_each=(--overlap --cpus-per-task="$SLURM_CPUS_PER_TASK") # srun does not take it over from sbatch
+srun "${on_each[@]}" --nodes=1 --ntasks=1 --nodelist="$head" \
     ray start --head --node-ip-address="${address%:*}" --port="$port" --num-gpus="$gpus_per_node" \
     --include-dashboard=false --block &
-until (: > "/dev/tcp/${address/://}") 2> /dev/null; do sleep 1; done
+until (: > "/dev/tcp/${address/://}") 2> /dev/null; do
+    ((SECONDS < 300)) || { echo "Ray's head does not answer at $address" >&2; exit 1; }
+    sleep 1
+done
 if ((SLURM_NNODES > 1)); then
-    srun --overlap --nodes=$((SLURM_NNODES - 1)) --ntasks=$((SLURM_NNODES - 1)) --exclude="$head" \
+    srun "${on_each[@]}" --nodes=$((SLURM_NNODES - 1)) --ntasks=$((SLURM_NNODES - 1)) --exclude="$head" \
         ray start --address="$address" --num-gpus="$gpus_per_node" --block &
 fi
 
@@ -44,7 +48,10 @@ python - "$address" "$workers" << 'END'
 import sys, time, ray
 
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
-while ray.cluster_resources().get("GPU", 0) < int(sys.argv[2]):
+end = time.monotonic() + 300
+while (found := ray.cluster_resources().get("GPU", 0)) < int(sys.argv[2]):
+    if time.monotonic() > end:
+        sys.exit(f"{found:.0f} of {sys.argv[2]} GPUs have come: see what `ray start` says on the other machines")
     time.sleep(1)
 END
 

@@ -90,7 +90,8 @@ class Run:
                 warn=lambda message: self.console.warn("tracker lost", message),
             )
             stack.callback(self._trackers.close)
-            self.console.phase("loading the model")  # what comes next
+            workers = self.config.cluster.num_workers  # what comes next
+            self.console.phase("loading the model" if workers == 1 else f"starting Ray and {workers} workers")
             self._exit = stack.pop_all()
         return self
 
