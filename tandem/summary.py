@@ -36,6 +36,7 @@ def show_start(run: Run, workers: Workers, plan: Plan, done: int) -> None:
         )
         or "none",
         "device": _devices(config),
+        **_layouts(config),
         "steps": f"{plan.num_steps}" + (f", going on after step {done}" if done else ""),
         "folder": str(run.folder),
     }
@@ -89,17 +90,29 @@ def _command() -> str:
 
 
 def _devices(config: Config) -> str:
-    cluster, replicas = config.cluster, config.trainer.replicas
-    parts = [cluster.device, _plural(int(cluster.threads), "CPU thread")]
+    cluster = config.cluster
+    each = " each" if cluster.num_workers > 1 else ""
+    parts = [cluster.device, _plural(int(cluster.threads), "CPU thread") + each]
     if cluster.num_workers > 1:
-        engines = _plural(cluster.num_workers // config.rollout.tensor_parallel, "engine")
-        cut = f" cut {config.rollout.tensor_parallel} ways" if config.rollout.tensor_parallel > 1 else ""
-        parts = [f"{cluster.num_workers} workers on {cluster.address or 'a Ray cluster of their own'}", *parts]
-        parts[-1] += " each"
-        parts += [f"{engines}{cut}", f"weights spread over {cluster.num_workers // replicas}"]
+        parts.insert(0, f"{cluster.num_workers} workers on {cluster.address or 'a Ray cluster of their own'}")
     if config.trainer.offload != "none":
         parts.append(f"training memory to {config.trainer.offload} between the phases")
     return ", ".join([*parts, *(["deterministic"] if cluster.deterministic else [])])
+
+
+def _layouts(config: Config) -> dict[str, str]:
+    """How several workers share the weights in each phase."""
+    workers, replicas, size = config.cluster.num_workers, config.trainer.replicas, config.rollout.tensor_parallel
+    if workers == 1:
+        return {}
+
+    def copies(count: int) -> str:
+        if count == workers:
+            return "a copy in each worker"
+        over = f"over {workers // count} workers"
+        return f"one copy {over}" if count == 1 else f"{count} copies, each {over}"
+
+    return {"weights": f"while training {copies(replicas)}; while sampling {copies(workers // size)}"}
 
 
 def _plural(count: int, noun: str) -> str:
