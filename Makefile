@@ -6,8 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SETUPTOOLS := 80.9.0
+VLLM := 0.32.0
 
-.PHONY: help demo test lint types format bench check docs clean
+.PHONY: help demo test lint types format bench check docs vllm clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,6 +25,18 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)  ## watch a tiny model learn to add, in about three minutes
 	@$(BIN)/tandem train examples/addition.yaml
+
+$(VENV)/.vllm: $(STAMP) requirements-vllm-cpu.txt
+	@if nvidia-smi -L >/dev/null 2>&1; then \
+		echo "Installing vLLM for GPUs ..."; \
+		$(BIN)/python -m pip install --quiet $(PIP_ARGS) $$(grep -E '^(torch|transformers)==' constraints.txt) vllm==$(VLLM); \
+	else \
+		echo "Installing vLLM for CPUs ..."; \
+		$(BIN)/python -m pip install --quiet --no-deps $(PIP_ARGS) --requirement requirements-vllm-cpu.txt; \
+	fi
+	@touch $@
+
+vllm: $(VENV)/.vllm  ## install vLLM, for rollout.engine=vllm
 
 test: $(STAMP)  ## run the whole test suite
 	$(BIN)/python -m pytest -n 2

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tandem.batch import Prompt, Response
 from tandem.rollout.options import SamplingOptions
 
 
+@runtime_checkable
 class Engine(Protocol):
     """Answers prompts with the policy's weights. One contract for all: tests/contract/test_engines.py."""
 

@@ -13,10 +13,12 @@ from __future__ import annotations
 import gc
 import itertools
 import tempfile
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,9 +33,7 @@ from tandem.rollout.stop import StopStrings, split_stop
 from tandem.rollout.vllm_answer import Answer
 from tandem.rollout.vllm_process import starting_vllm
 
-if TYPE_CHECKING:
-    from vllm import SamplingParams
-    from vllm.v1.engine.llm_engine import LLMEngine
+_PREFILL_TOKENS = 4096  # of a step on CPUs, prompts and new tokens together
 
 
 @dataclass(frozen=True)
@@ -89,20 +89,28 @@ class VllmEngine:
         self._sleep_level = 2  # weights are not kept: they will be sent
         self._llm = self._start()
 
-    def _start(self) -> LLMEngine:
-        with starting_vllm(self._ranks), tempfile.TemporaryDirectory() as folder:
+    def _start(self) -> Any:
+        """An LLMEngine, asleep."""
+        meeting = self._ranks.gather(uuid.uuid4().hex)[0]
+        with starting_vllm(), tempfile.TemporaryDirectory() as folder:
             from vllm.engine.arg_utils import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
             self._config.save_pretrained(folder)
             try:
-                llm = LLMEngine.from_engine_args(EngineArgs(**self._arguments(folder)))
+                config = EngineArgs(**self._arguments(folder)).create_engine_config()
+                llm = LLMEngine(config, _executor(self._ranks, meeting), log_stats=False)
             except (ValueError, RuntimeError) as error:
                 raise ModelError(
                     f"vLLM cannot be started with this model: {error}",
                     remedy="set rollout.engine=embedded, or change rollout.vllm_options, rollout.kv_cache_gib or the "
                     "lengths (data.max_prompt_length, rollout.max_response_length)",
                 ) from error
+        for file in Path("/dev/shm").glob(f"{meeting}-*"):
+            file.unlink(missing_ok=True)  # all ranks have mapped it, and a killed process would leave it there
+        # Its end would take the process group along, which is the trainer's, too, and that of the next engine here.
+        llm.engine_core._finalizer.detach()
+        gc.unfreeze()
         if self._sleeps:
             llm.sleep(self._sleep_level)
         return llm
@@ -122,12 +130,14 @@ class VllmEngine:
             "logprobs_mode": "processed_logprobs",  # of the distribution that is drawn from
             "tensor_parallel_size": settings.tensor_parallel,
             "enable_sleep_mode": self._sleeps,
-            "disable_log_stats": True,
             "seed": 0,
             "enforce_eager": not self._sleeps,  # compiling takes longer than it saves on a CPU
         }
         if settings.head_dtype != settings.dtype:
             arguments["hf_overrides"] = {"head_dtype": str(settings.head_dtype).removeprefix("torch.")}
+        if settings.device.type == "cpu":  # a prompt in pieces draws tokens too many, which no seed there can take back
+            arguments["enable_chunked_prefill"] = False
+            arguments["max_num_batched_tokens"] = max(_PREFILL_TOKENS, settings.max_length)
         if self._sleeps:  # the trainer has the rest; the KV cache has a size of its own
             arguments["gpu_memory_utilization"] = 0.01
         if not self._ranks.alone:
@@ -152,6 +162,8 @@ class VllmEngine:
         """
         if self._sleeps and not self._awake:
             self._llm.wake_up(["weights"])
+        if not self._llm.apply_model(_has_head)[0]:  # it takes the embedding
+            weights = ((name, tensor) for name, tensor in weights if not name.startswith("lm_head."))
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
 
     def wake(self, policy_version: int) -> None:
@@ -170,7 +182,7 @@ class VllmEngine:
 
     def restart(self, sleep_level: int) -> None:
         """Make the engine anew, without weights, asleep."""
-        self._llm.engine_core.shutdown()
+        self._llm.model_executor.shutdown()
         del self._llm
         gc.collect()
         self._sleep_level = sleep_level
@@ -236,7 +248,7 @@ class VllmEngine:
         self._drop([number])
         return answer.prompt_logprobs
 
-    def _add(self, tokens: tuple[int, ...], params: SamplingParams) -> str:
+    def _add(self, tokens: tuple[int, ...], params: Any) -> str:
         from vllm.inputs import tokens_input
 
         number = str(next(self._numbers))
@@ -267,9 +279,26 @@ class VllmEngine:
         return self.tokenizer.batch_decode(token_lists, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def _sampling_params(
-    options: SamplingOptions, eos_ids: Set[int], seed: int | None, *, by_token: bool
-) -> SamplingParams:
+def _has_head(model: torch.nn.Module) -> bool:
+    return hasattr(model, "lm_head")
+
+
+def _executor(ranks: Ranks, meeting: str) -> type[Any]:
+    """The class of vLLM's that runs the model in this process; on several ranks in their process group.
+
+    Of "external_launcher", vLLM's own for that, the ranks' shared memory has the same name in every run on a machine,
+    and that of a run that was killed stays there: the next one would not start. So here it is named after `meeting`.
+    """
+    from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher, UniProcExecutor
+
+    class InProcessGroup(ExecutorWithExternalLauncher):
+        def _distributed_args(self) -> tuple[str, int, int]:
+            return f"tandem:{meeting}", ranks.rank, 0  # of the devices, the only one that this process sees
+
+    return UniProcExecutor if ranks.alone else InProcessGroup
+
+
+def _sampling_params(options: SamplingOptions, eos_ids: Set[int], seed: int | None, *, by_token: bool) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -287,7 +316,7 @@ def _sampling_params(
     )
 
 
-def _scoring_params() -> SamplingParams:
+def _scoring_params() -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Set
-from typing import TYPE_CHECKING
+from typing import Any
 
 from tandem.batch import Response
 from tandem.errors import ModelError
 from tandem.rollout.stop import Decode, StopStrings
-
-if TYPE_CHECKING:
-    from vllm.outputs import RequestOutput
 
 
 class Answer:
@@ -30,8 +27,8 @@ class Answer:
         self._logprobs: list[float] = []
         self._is_new = False
 
-    def take(self, output: RequestOutput) -> None:
-        """Append what came since the last time."""
+    def take(self, output: Any) -> None:
+        """Append what came since the last time, in a RequestOutput of vLLM."""
         [written] = output.outputs
         tokens = [int(token) for token in written.token_ids]
         self._tokens += tokens

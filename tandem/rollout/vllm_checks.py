@@ -12,7 +12,6 @@ import torch
 from transformers import PreTrainedConfig
 
 from tandem.errors import ConfigError, ModelError, Problem
-from tandem.model.ranks import ALONE
 from tandem.rollout.vllm_process import starting_vllm
 
 _GIB = 1 << 30
@@ -69,7 +68,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     """
     problems: list[Problem] = []
     if options:
-        with starting_vllm(ALONE):
+        with starting_vllm():
             from vllm.engine.arg_utils import EngineArgs
         known = [each.name for each in dataclasses.fields(EngineArgs)]
         for name in options:
@@ -109,7 +108,7 @@ def check_model(
     Raises:
         ModelError: The first thing that speaks against it.
     """
-    with starting_vllm(ALONE):
+    with starting_vllm():
         from vllm import ModelRegistry
         from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
     remedy = "set rollout.engine=embedded"

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from tandem.model.ranks import Ranks
-
 # vLLM's own interface to whoever runs it in process; read at its import and while it works.
 _SETTINGS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine works in this process, where the trainer's weights are
@@ -23,7 +21,7 @@ _OVERRULING = "VLLM_CPU_KVCACHE_SPACE"  # in whole GiB, against rollout.kv_cache
 
 
 @contextmanager
-def starting_vllm(ranks: Ranks) -> Generator[None]:
+def starting_vllm() -> Generator[None]:
     """Import vLLM and make an engine within this block; what else it has changed is put back after it.
 
     While it starts, it seeds the generators of Python, numpy and torch, and sets environment variables that every
@@ -35,8 +33,6 @@ def starting_vllm(ranks: Ranks) -> Generator[None]:
     os.environ.update({key: os.environ.get(key, value) for key, value in _SETTINGS.items()})
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = _SETTINGS["VLLM_ENABLE_V1_MULTIPROCESSING"]
     os.environ.pop(_OVERRULING, None)
-    if not ranks.alone:  # asked for, although the process group is there
-        os.environ.update({"RANK": str(ranks.rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks.size)})
     try:
         with torch.random.fork_rng(devices=_devices()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
