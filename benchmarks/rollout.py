@@ -1,10 +1,10 @@
-"""Tokens per CPU second of the embedded engine and of transformers' generate, alternating in one run.
+"""Tokens per CPU second of the embedded engine, of vLLM, and of transformers' generate, alternating in one run.
 
     python benchmarks/rollout.py MODEL_FOLDER [--batch 8 32 64] [--dtype float32] [--tokens 64] [--repeats 3]
 
-Both sides write the same number of tokens (EOS ends nothing), draw at temperature 1, and hand back what a training
-step needs: tokens, and the log-prob of each under the policy. The times of the two are taken turn by turn, so that
-what else the machine does falls on both; of each the fastest is shown.
+vLLM takes part where it is installed. All write the same number of tokens (EOS ends nothing), draw at temperature 1,
+and hand back what a training step needs: tokens, and the log-prob of each under the policy. Their times are taken
+turn by turn, so that what else the machine does falls on all; of each the fastest is shown.
 """
 
 from __future__ import annotations
@@ -15,12 +15,17 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.batch import Prompt
 from tandem.model.attention import NAMES, register
+from tandem.model.ranks import ALONE
+from tandem.model.whole_tensors import WholeTensors
 from tandem.rollout.embedded import EmbeddedEngine
+from tandem.rollout.engine import Engine
 from tandem.rollout.options import SamplingOptions
+from tandem.rollout.vllm import VllmEngine, VllmSettings
+from tandem.rollout.vllm_checks import cache_bytes_needed, is_installed
 
 PROMPT_LENGTH = 45
 GROUP = 8
@@ -56,10 +61,31 @@ def generate(model: PreTrainedModel, prompts: list[Prompt], tokens: int) -> int:
     return written.numel()
 
 
-def rollout(engine: EmbeddedEngine, prompts: list[Prompt], sampling: SamplingOptions) -> int:
-    """The embedded engine on the same work; returns the number of tokens written."""
+def rollout(engine: Engine, prompts: list[Prompt], sampling: SamplingOptions) -> int:
+    """An engine on the same work; returns the number of tokens written."""
     engine.wake(engine.policy_version + 1)  # as in a run: what is derived from the weights is made anew in each step
-    return int(engine.generate(prompts, sampling).response_lengths.sum())
+    return sum(len(response.tokens) for response in engine.stream(prompts, sampling))
+
+
+def start_vllm(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: int, tokens: int) -> VllmEngine:
+    """vLLM with the model's weights, for `batch` responses at once."""
+    config = model.config
+    config.architectures = [type(model).__name__]
+    length = PROMPT_LENGTH + tokens
+    settings = VllmSettings(
+        dtype=model.dtype,
+        head_dtype=model.dtype,
+        device=torch.device("cpu"),
+        max_length=length,
+        max_concurrent=batch,
+        kv_cache_bytes=batch * cache_bytes_needed(config, length, model.dtype),
+        tensor_parallel=1,
+        seeded=True,
+    )
+    engine = VllmEngine(config, tokenizer, settings, eos_ids=[])
+    whole = WholeTensors(ALONE, model, {}, names=None, dtype=model.dtype, device=torch.device("cpu"))
+    engine.load_weights(whole.read({}))
+    return engine
 
 
 def cpu_seconds(work: Callable[[], int]) -> tuple[float, int]:
@@ -88,23 +114,26 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(options.model)
 
     print(f"{options.dtype}, {options.threads} thread(s), tokens per CPU second")
-    print(f"{'batch':>6} {'generate':>9} {'tandem':>9} {'ratio':>6}")
+    vllm = start_vllm(plain, tokenizer, max(options.batch), options.tokens) if is_installed() else None
+    names = ["generate", "tandem", *(["vllm"] if vllm else [])]
+    print(f"{'batch':>6}" + "".join(f"{name:>10}" for name in names) + f"{'ratio':>7}")
     for batch in options.batch:
         prompts = prompts_for(batch, plain.config.vocab_size)
         engine = EmbeddedEngine(shared, tokenizer, eos_ids=[], max_concurrent=batch)
         sampling = SamplingOptions(n=GROUP, max_response_length=options.tokens)
-
-        sides = (
-            ("generate", partial(generate, plain, prompts, options.tokens)),
-            ("tandem", partial(rollout, engine, prompts, sampling)),
-        )
-        rates: dict[str, float] = {"generate": 0.0, "tandem": 0.0}
+        sides: dict[str, Callable[[], int]] = {
+            "generate": partial(generate, plain, prompts, options.tokens),
+            "tandem": partial(rollout, engine, prompts, sampling),
+        }
+        if vllm is not None:
+            sides["vllm"] = partial(rollout, vllm, prompts, sampling)
+        rates = dict.fromkeys(names, 0.0)
         for _ in range(options.repeats):
-            for name, work in sides:
+            for name, work in sides.items():
                 seconds, tokens = cpu_seconds(work)
                 rates[name] = max(rates[name], tokens / seconds)
         ratio = rates["tandem"] / rates["generate"]
-        print(f"{batch:>6} {rates['generate']:>9.1f} {rates['tandem']:>9.1f} {ratio:>6.2f}", flush=True)
+        print(f"{batch:>6}" + "".join(f"{rates[name]:>10.1f}" for name in names) + f"{ratio:>7.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from tandem.data.examples import check_examples
 from tandem.data.prompts import Prompts, check_data
 from tandem.errors import RewardError, SeveralErrors, TandemError
 from tandem.evaluate import HeldOut, load_held_out
+from tandem.hybrid.engine_checks import check_engine
 from tandem.hybrid.several import check_devices, check_layouts
 from tandem.hybrid.start import check_lengths, check_reference, resolve_here
 from tandem.model.facts import check_model
@@ -67,6 +68,7 @@ def _check(config: Config, reward: Callable[..., object] | None) -> None:
 def _check_model(config: Config) -> None:
     check_lengths(config, check_model(config.model))
     check_layouts(config)
+    check_engine(config)
 
 
 def _error_of(check: Callable[[], None]) -> TandemError | None:

@@ -17,7 +17,8 @@ _PASS_AT_K = re.compile(r"(?:(?P<name>.+)/)?pass@(?P<k>[1-9][0-9]*)\Z")
 
 def contradictions(config: Config) -> list[Conflict]:
     """All settings that contradict each other, or that no run can follow."""
-    checks = [_model, _data, _sft, _old_logprobs, _correction, _reward, _workers, _offload, _evaluation, _not_finite]
+    checks = [_model, _data, _sft, _engine, _old_logprobs, _correction, _reward, _workers, _offload, _evaluation]
+    checks.append(_not_finite)
     if config.data.train is not None:  # else a loop of the user's own says how many responses a step has
         checks += [_rollout, _mini_batches]
     return [conflict for check in checks for conflict in check(config)]
@@ -99,8 +100,14 @@ def _rollout(config: Config) -> Iterator[Conflict]:
         yield Conflict(("rollout.n",), message, "set it to 2 or more; 8 is usual")
 
 
+def _engine(config: Config) -> Iterator[Conflict]:
+    if config.rollout.engine == "embedded" and config.rollout.vllm_options:
+        message = "has no effect: rollout.engine is embedded"
+        yield Conflict(("rollout.vllm_options", "rollout.engine"), message, "set rollout.engine=vllm, or leave it out")
+
+
 def _not_finite(config: Config) -> Iterator[Conflict]:
-    for key in ("reward.options", "data.chat_template_options", "model.new"):
+    for key in ("reward.options", "data.chat_template_options", "model.new", "rollout.vllm_options"):
         if _has_not_finite(value_of(config, key)):
             message = "holds .inf or .nan, and the run's own config could not keep it"
             yield Conflict((key,), message, "write a number, or the text '.inf' or '.nan' in quotes")

@@ -14,7 +14,9 @@ from tandem.errors import ConfigError, Problem
 OldLogprobs = Literal["update", "rollout", "recompute"]
 
 
-def resolve_config(config: Config, *, num_cpus: int, num_gpus: int, name: str = "run") -> Config:
+def resolve_config(
+    config: Config, *, num_cpus: int, num_gpus: int, has_vllm: bool = False, name: str = "run"
+) -> Config:
     """Put values in place of `auto`, as far as the machine and the config itself decide them.
 
     `rollout.kv_cache_gib`, `trainer.micro_batch_tokens`, `trainer.packing`, `trainer.activation_checkpointing`,
@@ -24,6 +26,7 @@ def resolve_config(config: Config, *, num_cpus: int, num_gpus: int, name: str = 
         config: What was loaded.
         num_cpus: CPUs that this process may use.
         num_gpus: CUDA devices that this process may use.
+        has_vllm: vLLM is installed.
         name: Names the run's folder where the config does not, `runs/<name>`: the YAML file's name without its end.
 
     Raises:
@@ -39,6 +42,9 @@ def resolve_config(config: Config, *, num_cpus: int, num_gpus: int, name: str = 
         # Of a cluster nothing is known: as if its machines were like this one.
         at_most = num_gpus if device == "cuda" and num_gpus else config.cluster.num_workers
         threads = max(1, num_cpus // min(config.cluster.num_workers, at_most))
+    engine = config.rollout.engine
+    if engine == "auto":
+        engine = "vllm" if has_vllm and device == "cuda" else "embedded"
     offload = config.trainer.offload
     if offload == "auto":
         offload = "host" if device == "cuda" else "none"
@@ -54,6 +60,7 @@ def resolve_config(config: Config, *, num_cpus: int, num_gpus: int, name: str = 
         update={
             "run": config.run.model_copy(update={"folder": folder}),
             "model": model,
+            "rollout": config.rollout.model_copy(update={"engine": engine}),
             "trainer": config.trainer.model_copy(update={"offload": offload}),
             "cluster": config.cluster.model_copy(update=cluster),
         }
@@ -92,7 +99,8 @@ def _device(cluster: ClusterConfig, num_gpus: int) -> Literal["cpu", "cuda"]:
 
 def _engine_is_exact(config: Config) -> bool:
     """Whether log-probs kept while sampling are the trainer's, to rounding."""
-    return config.model.dtype == "float32" and config.model.head_dtype == "float32"
+    is_float32 = config.model.dtype == "float32" and config.model.head_dtype == "float32"
+    return is_float32 and config.rollout.engine == "embedded"
 
 
 def _correction(config: Config, old_logprobs: OldLogprobs) -> Correction:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,17 @@ TopP = Annotated[float, Field(gt=0, le=1)]
 class RolloutConfig(Section):
     """How the policy answers prompts."""
 
+    engine: Auto | Literal["embedded", "vllm"] = Field(
+        "auto",
+        description=(
+            "What samples: embedded = the trainer's own modules; vllm = vLLM, in the workers' processes. "
+            "auto = vllm where it is installed and there is a GPU."
+        ),
+    )
+    vllm_options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further engine arguments of vLLM, by its own names, such as {block_size: 64}.",
+    )
     n: Count = Field(8, description="Responses per prompt: the size of a group.")
     max_response_length: Count = Field(1024, description="Longest response, in tokens; longer ones are cut off.")
     temperature: Positive = Field(

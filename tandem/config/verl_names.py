@@ -31,7 +31,7 @@ _CORRECTION = "algorithm.rollout_correction."
 _ROOTS = ("actor_rollout_ref.", "critic.", "reward_model.", "custom_reward_function.", "global_profiler.", "ray_")
 _LATER = "this version has no such option: leave the key out"
 _NO_LORA = "this version trains all weights, without LoRA: leave the key out"
-_OWN_ENGINE = "this version has its own engine only: leave the key out"
+_OWN_ENGINE = "engines work in the workers: leave the key out"
 _BY_TOKENS = "see trainer.micro_batch_tokens, in tokens; auto fits it to the memory"
 _NAME_IN_FUNCTION = "the name stands in reward.function, after a colon: leave this key out"
 _LOSS_ONLY = "this version has the KL term in the loss only"
@@ -314,7 +314,7 @@ _TABLE: dict[str, Convert] = {
     f"{ACTOR}ulysses_sequence_parallel_size": _gone(_LATER),
     "actor_rollout_ref.ref.fsdp_config.param_offload": _gone("trainer.offload holds for the reference, too"),
     # rollout
-    f"{ROLLOUT}name": _gone(_OWN_ENGINE),
+    f"{ROLLOUT}name": _words("rollout.engine", {"vllm": "vllm"}),
     f"{ROLLOUT}mode": _gone(_OWN_ENGINE),
     f"{ROLLOUT}n": _same("rollout.n"),
     f"{ROLLOUT}temperature": _same("rollout.temperature"),

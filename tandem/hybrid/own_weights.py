@@ -57,6 +57,14 @@ class OwnWeights:
         self._policy_version = policy_version
         return moved
 
+    def wake(self, policy_version: int) -> None:
+        """See `RolloutSide`."""
+        self.engine.wake(policy_version)
+
+    def sleep(self) -> None:
+        """See `RolloutSide`."""
+        self.engine.sleep()
+
     def release(self) -> None:
         """See `RolloutSide`."""
         if self._policy_version is not None:

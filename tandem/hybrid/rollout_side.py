@@ -12,16 +12,28 @@ from tandem.batch import Prompt, Response
 from tandem.hybrid.training_side import TrainingSide
 from tandem.model.reshard import Moved
 from tandem.rollout.embedded import EmbeddedEngine
+from tandem.rollout.engine import Engine
 from tandem.rollout.options import SamplingOptions
 
 
 class RolloutSide(Protocol):
     """Gets weights, samples, and gives its memory back."""
 
-    engine: EmbeddedEngine
+    @property
+    def engine(self) -> Engine:
+        """What answers on this rank."""
+        ...
 
     def load(self, training: TrainingSide, policy_version: int) -> Moved | None:
         """Have the policy's weights as they are now, which are those of `policy_version`; None = nothing was moved."""
+        ...
+
+    def wake(self, policy_version: int) -> None:
+        """Get ready to answer. The trainer's float32 weights may be away by now."""
+        ...
+
+    def sleep(self) -> None:
+        """Free the KV cache."""
         ...
 
     def release(self) -> None:
@@ -42,6 +54,14 @@ class SharedWeights:
     def load(self, training: TrainingSide, policy_version: int) -> None:
         """See `RolloutSide`: they are there."""
         training.policy.model.eval()
+
+    def wake(self, policy_version: int) -> None:
+        """See `RolloutSide`."""
+        self.engine.wake(policy_version)
+
+    def sleep(self) -> None:
+        """See `RolloutSide`."""
+        self.engine.sleep()
 
     def release(self) -> None:
         """See `RolloutSide`: none of them is the engine's own."""

@@ -37,7 +37,9 @@ def check_layouts(config: Config) -> None:
     model = config.model
     model_config = read_config(model) if model.new is None else new_config(model.new, load_tokenizer(model))
     whole = skeleton(model_config, trust_remote_code=model.trust_remote_code)
-    problems = tensor_parallel_problems(whole, config.rollout.tensor_parallel)
+    # vLLM has plans of its own; `check_engine` asks for what they need.
+    parts = 1 if config.rollout.engine == "vllm" else config.rollout.tensor_parallel
+    problems = tensor_parallel_problems(whole, parts)
     for cut in (FileNames, gathered_parts):
         try:
             cut(whole)

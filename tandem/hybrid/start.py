@@ -24,6 +24,7 @@ from tandem.config.model import ModelConfig
 from tandem.config.resolve import resolve_config
 from tandem.config.schema import Config
 from tandem.errors import CheckpointError, ConfigError, ModelError, Problem
+from tandem.hybrid.engine_checks import check_engine
 from tandem.hybrid.phases import Watch
 from tandem.hybrid.several import check_devices, check_layouts
 from tandem.hybrid.shared_folder import check_shared, marked
@@ -37,6 +38,7 @@ from tandem.model.ranks import Ranks
 from tandem.model.source import resolve_model_path
 from tandem.model.tokenizer import load_tokenizer
 from tandem.rollout.stop import split_stop
+from tandem.rollout.vllm_checks import is_installed
 from tandem.runtime.local import ComputeSettings, LocalGroup
 from tandem.runtime.worker_group import WorkerGroup
 from tandem.trainer.optim import Schedule
@@ -53,7 +55,8 @@ def resolve_here(config: Config, *, name: str = "run") -> Config:
     """
     # What this process may use. Only Linux tells it; elsewhere it is what the machine has.
     num_cpus = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return resolve_config(config, num_cpus=num_cpus, num_gpus=torch.cuda.device_count(), name=name)
+    num_gpus = torch.cuda.device_count()
+    return resolve_config(config, num_cpus=num_cpus, num_gpus=num_gpus, has_vllm=is_installed(), name=name)
 
 
 def start(
@@ -87,6 +90,7 @@ def start(
     loaded = resolve_here(config_from_dict(sections, need_data=False, need_reward=False))
     check_devices(loaded)
     check_layouts(loaded)
+    check_engine(loaded)
     trainer, steps = loaded.trainer, loaded.run.steps
     if trainer.lr_schedule != "constant" and steps is None:
         message = f"{trainer.lr_schedule} has no effect: td.start does not know the number of steps"
@@ -256,6 +260,8 @@ def _worker_options(
     assert config.model.dtype != "auto", "the config is not resolved"
     assert config.cluster.device != "auto"
     assert config.trainer.offload != "auto"
+    assert config.rollout.engine != "auto"
+    assert config.cluster.deterministic != "auto"
     cache = config.rollout.kv_cache_gib
     return WorkerOptions(
         model=source,
@@ -265,6 +271,9 @@ def _worker_options(
         dtype=DTYPES[config.model.dtype],
         head_dtype=DTYPES[config.model.head_dtype],
         max_sequence=config.data.max_prompt_length + config.rollout.max_response_length,
+        engine=config.rollout.engine,
+        vllm_options=config.rollout.vllm_options,
+        deterministic=config.cluster.deterministic,
         max_concurrent=config.rollout.max_concurrent,
         kv_cache_bytes=None if cache == "auto" else int(cache * _GIB),
         tensor_parallel=config.rollout.tensor_parallel,

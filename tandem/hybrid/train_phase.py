@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tandem.algorithm.advantages import idle_groups
@@ -122,15 +122,10 @@ class TrainPhase(PhaseHandle):
             ref_logprobs=ref_logprobs,
             sampling_logprobs=sampling_logprobs,
         )
-        mask = loss_mask(rollouts.response_mask, rollouts.truncated, mask_truncated=self._settings.mask_truncated)
-        if not bool(torch.where(mask, per_token, 0.0).isfinite().all()):
-            raise ValueError("some advantages are not finite")
-        if self._settings.drop_idle_groups:
-            mask = mask & ~idle_groups(advantages, rollouts.group_ids)[:, None]
         batch = UpdateBatch(
             rollouts=rollouts,
             advantages=per_token,
-            loss_mask=mask,
+            loss_mask=self._loss_mask(rollouts, advantages, per_token),
             old_logprobs=self._old_logprobs_for(rollouts, old_logprobs),
             ref_logprobs=ref_logprobs,
             correction=self._settings.correction,
@@ -149,6 +144,17 @@ class TrainPhase(PhaseHandle):
             )
         self.policy_version = result.policy_version
         return result
+
+    def _loss_mask(
+        self, rollouts: Rollouts, advantages: Tensor, per_token: Float[Tensor, "B #L"]
+    ) -> Bool[Tensor, "B L"]:
+        """Tokens in the loss, whose advantages must be finite."""
+        mask = loss_mask(rollouts.response_mask, rollouts.truncated, mask_truncated=self._settings.mask_truncated)
+        if not bool(torch.where(mask, per_token, 0.0).isfinite().all()):
+            raise ValueError("some advantages are not finite")
+        if self._settings.drop_idle_groups:
+            mask = mask & ~idle_groups(advantages, rollouts.group_ids)[:, None]
+        return mask
 
     def _old_logprobs_for(self, rollouts: Rollouts, given: Tensor | None) -> Float[Tensor, "B L"] | None:
         """Never let the update take its own log-probs for the old ones where they are not the same."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from typing import Any
 
 import torch
 
@@ -34,14 +33,12 @@ class VllmWeights:
     that did not survive a sleep, ends the run instead of bending it.
     """
 
-    def __init__(self, training: TrainingSide, ranks: Ranks, *, vllm_options: Mapping[str, Any], seeded: bool) -> None:
+    def __init__(self, training: TrainingSide, ranks: Ranks) -> None:
         """Start vLLM. Call it on all ranks at once.
 
         Args:
             training: Of this rank; its options say how large the engine is.
             ranks: All of them.
-            vllm_options: Further arguments of vLLM, checked.
-            seeded: Each response has noise of its own, which repeats; slower on GPUs.
 
         Raises:
             ModelError: vLLM refuses the model or an option, or has too little memory.
@@ -69,17 +66,13 @@ class VllmWeights:
                     * cache_bytes_needed(config, max_length, options.dtype, options.tensor_parallel),
                 ),
                 tensor_parallel=options.tensor_parallel,
-                seeded=seeded,
-                options=vllm_options,
+                seeded=options.deterministic,
+                options=options.vllm_options,
             ),
             eos_ids=options.facts.eos_ids,
             ranks=ranks,
         )
-        self._replicated = ReplicatedEngine(
-            self.engine,  # pyrefly: ignore[bad-argument-type]  # it asks for no more than an `Engine` has
-            ranks,
-            options.tensor_parallel,
-        )
+        self._replicated = ReplicatedEngine(self.engine, ranks, options.tensor_parallel)
         self._whole = WholeTensors(
             ranks,
             model,
@@ -118,7 +111,7 @@ class VllmWeights:
             raise ModelError(
                 f"vLLM's log-probs of one fixed sequence differ from the trainer's by {difference:.3g} in the mean "
                 f"(relative to their size), where rounding accounts for {most:g} at most: its weights are not the "
-                "policy's",
+                "policy's, or it computes something else with them",
                 remedy="set rollout.engine=embedded; please report the model and vLLM's version",
             )
         if self._ranks.rank == 0:

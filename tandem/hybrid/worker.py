@@ -19,6 +19,7 @@ from tandem.hybrid.own_weights import OwnWeights
 from tandem.hybrid.rollout_side import RolloutSide, SharedWeights
 from tandem.hybrid.shared_folder import check_shared
 from tandem.hybrid.training_side import TrainingSide
+from tandem.hybrid.vllm_weights import VllmWeights
 from tandem.hybrid.worker_options import WorkerOptions
 from tandem.model.hf import save_model
 from tandem.model.ranks import ALONE, Ranks
@@ -39,7 +40,11 @@ class Worker:
         self.tokenizer = tokenizer
         self.ranks = ranks
         self.training = TrainingSide(options, tokenizer, ranks)
-        self.sampling: RolloutSide = SharedWeights(self.training) if ranks.alone else OwnWeights(self.training, ranks)
+        self.sampling: RolloutSide
+        if options.engine == "vllm":
+            self.sampling = VllmWeights(self.training, ranks)
+        else:
+            self.sampling = SharedWeights(self.training) if ranks.alone else OwnWeights(self.training, ranks)
         self._memory = PeakMemory(options.device)
         self._peaks: dict[str, float | None] = {}
         self._snapshot: tuple[Mapping[str, Shard], Mapping[str, Shard]] | None = None
@@ -52,14 +57,14 @@ class Worker:
         self.training.put_moments_away()
         moved = self.sampling.load(self.training, policy_version)
         self.training.put_weights_away()
-        self.sampling.engine.wake(policy_version)
+        self.sampling.wake(policy_version)
         self._note_peak("memory/to_rollout_gib")
         return 0 if moved is None else moved.bytes_moved
 
     def leave_rollout(self) -> Peaks:
         """Free the KV cache. Returns the peaks of memory."""
         self._note_peak("memory/rollout_gib")
-        self.sampling.engine.sleep()
+        self.sampling.sleep()
         return self._take_peaks()
 
     def enter_train(self) -> None:

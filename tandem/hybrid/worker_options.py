@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -24,6 +25,9 @@ class WorkerOptions:
     dtype: torch.dtype  # of the computation
     head_dtype: torch.dtype
     max_sequence: int  # longest prompt and response together, in tokens
+    engine: Literal["embedded", "vllm"]
+    vllm_options: Mapping[str, Any]
+    deterministic: bool
     max_concurrent: int  # in each engine
     kv_cache_bytes: int | None
     tensor_parallel: int

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tandem.batch import Prompt, Response
 from tandem.model.ranks import Ranks
-from tandem.rollout.embedded import EmbeddedEngine
+from tandem.rollout.engine import Engine
 from tandem.rollout.options import SamplingOptions
 
 
@@ -22,7 +22,7 @@ class ReplicatedEngine:
     prompts: its noise is that of its prompt.
     """
 
-    def __init__(self, engine: EmbeddedEngine, ranks: Ranks, tensor_parallel: int = 1) -> None:
+    def __init__(self, engine: Engine, ranks: Ranks, tensor_parallel: int = 1) -> None:
         """`tensor_parallel` consecutive ranks are a replica; they generate in lockstep and the first one yields."""
         self._engine = engine
         self._replica = ranks.rank // tensor_parallel

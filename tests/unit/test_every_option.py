@@ -25,6 +25,8 @@ SHOWN_BY: dict[str, str] = {
     "run.allow_changes": "loop/test_going_on.py::test_allowed_changes_take_effect_and_are_written_down",
     "model.trust_remote_code": "unit/model/test_facts.py::test_code_shipped_with_a_model_is_run_on_request",
     "model.attention": f"{WORKER}::test_attention_is_computed_as_the_config_says",
+    "rollout.engine": "unit/config/test_resolve.py::test_the_engine_is_vllm_where_it_is_installed_and_there_is_a_gpu",
+    "rollout.vllm_options": "contract/test_vllm_options.py::test_vllm_options_reach_vllm",
     "rollout.max_concurrent": f"{WORKER}::test_max_concurrent_decides_how_many_responses_are_written_at_once",
     "rollout.kv_cache_gib": f"{WORKER}::test_kv_cache_gib_bounds_the_cache_and_too_little_is_told",
     "rollout.tensor_parallel": f"{RANKS}::test_tensor_parallel_ranks_sample_like_one",

@@ -32,6 +32,34 @@ def test_on_a_gpu_the_computation_is_in_bfloat16():
     assert (config.cluster.device, config.cluster.deterministic, config.model.dtype) == ("cuda", False, "bfloat16")
 
 
+@pytest.mark.parametrize(
+    ("override", "num_gpus", "has_vllm", "choice"),
+    [
+        ("rollout.engine=auto", 1, True, "vllm"),
+        ("rollout.engine=auto", 1, False, "embedded"),
+        ("rollout.engine=auto", 0, True, "embedded"),
+        ("rollout.engine=embedded", 1, True, "embedded"),
+        ("rollout.engine=vllm", 0, False, "vllm"),  # whoever starts it says that it is missing
+    ],
+)
+def test_the_engine_is_vllm_where_it_is_installed_and_there_is_a_gpu(override, num_gpus, has_vllm, choice):
+    config = load_config(None, [*ENOUGH, override])
+    config = resolve_config(config, num_cpus=4, num_gpus=num_gpus, has_vllm=has_vllm)
+    assert config.rollout.engine == choice
+    assert f"engine: {choice}" in to_yaml(config)
+
+
+def test_vllm_options_need_vllm():
+    with pytest.raises(ConfigError, match=r"rollout\.vllm_options: has no effect: rollout\.engine is embedded"):
+        resolved("rollout.vllm_options={block_size: 64}")
+
+
+def test_with_vllm_old_logprobs_are_recomputed():
+    updates = "trainer.update_epochs=2"
+    assert resolved(updates, "rollout.engine=vllm").algorithm.old_logprobs == "recompute"
+    assert resolved(updates, "rollout.engine=embedded").algorithm.old_logprobs == "rollout"
+
+
 def test_what_is_given_stays():
     overrides = ("cluster.device=cpu", "cluster.threads=1", "cluster.deterministic=false", "run.folder=here")
     config = resolved(*overrides, "model.dtype=bfloat16", "model.attention=eager", num_gpus=1)

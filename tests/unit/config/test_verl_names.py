@@ -103,7 +103,7 @@ def test_a_key_of_verl_has_its_counterpart_and_value(key: str, value: Any, setti
     ("key", "value", "note"),
     [
         (f"{MODEL}lora_rank", 32, "without LoRA"),
-        (f"{ROLLOUT}name", "vllm", "its own engine only"),
+        (f"{ROLLOUT}mode", "async", "engines work in the workers"),
         (f"{ROLLOUT}gpu_memory_utilization", 0.5, "see rollout.kv_cache_gib, in GiB"),
         ("algorithm.adv_estimator", "gae", "GRPO only, not gae"),
         ("algorithm.filter_groups.enable", True, "algorithm.idle_groups=drop"),

@@ -1,0 +1,47 @@
+"""What the config says of the engine reaches vLLM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tandem as td
+from tandem.errors import ModelError
+from tandem.rollout.vllm import VllmEngine
+from tandem.rollout.vllm_checks import is_installed
+from tests.contract.engines import NEEDS_VLLM, folder_of, start_with
+from tests.unit.hybrid.made import rollout, trainer_logprobs, worker_of
+
+
+@NEEDS_VLLM
+def test_vllm_options_reach_vllm(tmp_path: Path) -> None:
+    """So do the options that are called otherwise there; the log-probs are the trainer's in bfloat16, too."""
+    options = {"vllm_options": {"block_size": 64}, "max_concurrent": 16, "kv_cache_gib": 0.01}
+    folder = folder_of(tmp_path / "model")
+    with start_with("vllm", folder, {"rollout": options, "model": {"dtype": "bfloat16"}}) as workers:
+        engine = worker_of(workers).sampling.engine
+        assert isinstance(engine, VllmEngine)
+        config = engine._llm.vllm_config
+        assert config.cache_config.block_size == 64
+        assert config.cache_config.kv_cache_memory_bytes == int(0.01 * 2**30)
+        assert config.scheduler_config.max_num_seqs == 16
+        assert config.model_config.max_model_len == 48 + 16
+        rollouts = rollout(workers)
+        gap = (trainer_logprobs(workers, rollouts) - rollouts.rollout_logprobs)[rollouts.response_mask].abs()
+        assert float(gap.mean()) < 0.05  # nats; bfloat16 rounds each product
+
+
+@NEEDS_VLLM
+def test_what_vllm_cannot_do_is_told_before_weights_are_read(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model")
+    with pytest.raises(td.ConfigError, match="did you mean block_size"):
+        start_with("vllm", folder, {"rollout": {"vllm_options": {"blocksize": 64}}})
+    with pytest.raises(ModelError, match=r"rollout\.kv_cache_gib is 1e-05"):
+        start_with("vllm", folder, {"rollout": {"kv_cache_gib": 1e-5}})
+
+
+@pytest.mark.skipif(is_installed(), reason="vLLM is installed")
+def test_without_vllm_it_cannot_be_chosen(tmp_path: Path) -> None:
+    with pytest.raises(td.ConfigError, match=r"rollout\.engine: is vllm, which is not installed"):
+        start_with("vllm", folder_of(tmp_path / "model"))
