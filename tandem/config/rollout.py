@@ -51,7 +51,7 @@ class RolloutConfig(Section):
         1,
         description=(
             "Workers that hold one copy of the weights together while sampling, each a slice of every layer. "
-            "It divides cluster.num_workers, whose others hold further copies and answer other prompts, and the model's "
+            "It divides cluster.num_workers (the others hold further copies and answer other prompts) and the model's "
             "heads, key-value heads, intermediate size and vocabulary."
         ),
     )

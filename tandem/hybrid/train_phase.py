@@ -146,7 +146,7 @@ class TrainPhase(PhaseHandle):
         return result
 
     def _loss_mask(
-        self, rollouts: Rollouts, advantages: Tensor, per_token: Float[Tensor, "B #L"]
+        self, rollouts: Rollouts, advantages: Tensor, per_token: Float[Tensor, "B _"]
     ) -> Bool[Tensor, "B L"]:
         """Tokens in the loss, whose advantages must be finite."""
         mask = loss_mask(rollouts.response_mask, rollouts.truncated, mask_truncated=self._settings.mask_truncated)

@@ -98,9 +98,7 @@ METRICS: Mapping[str, Metric] = {
     ),
     "timing_s/logprobs": Metric("s", "max", ".1f", "Old and reference log-probs.", "timing_s/old_log_prob"),
     "timing_s/update": Metric("s", "max", ".1f", "Forward, backward and optimizer.", "timing_s/update_actor"),
-    "timing_s/to_rollout": Metric(
-        "s", "max", ".1f", "Handing the device to the engine: offloading, moving weights."
-    ),
+    "timing_s/to_rollout": Metric("s", "max", ".1f", "Handing the device to the engine: offloading, moving weights."),
     "timing_s/to_train": Metric(
         "s", "max", ".1f", "Handing the device to the trainer: freeing the engine's memory, loading what was offloaded."
     ),
