@@ -21,8 +21,8 @@ _PAUSE_S = 30.0  # a machine that was lost may come back
 def outlive_workers(config: Config, run: Callable[[], T]) -> T:
     """Call `run`, and again where a worker has died meanwhile: it starts new ones and goes on where it can.
 
-    A worker's death counts, and so does a RuntimeError in it: a lost connection, memory that has run out. Other errors
-    would only come again: the first one is the last, as every error is in one process.
+    A worker's death counts, and so does a RuntimeError in it: a lost connection, memory that has run out. Other errors,
+    and those that all workers raise alike, would only come again: the first one is the last, as in one process.
 
     Args:
         config: Resolved.
@@ -65,4 +65,5 @@ def _is_failure(error: Exception, in_a_row: int) -> bool:
     """Whether it may be over with new workers. After a failure there may be too few devices for a while."""
     if isinstance(error, ClusterError):
         return in_a_row > 0
-    return isinstance(error, WorkerError) or isinstance(error.__cause__, WorkerTraceback)
+    trace = error.__cause__
+    return isinstance(error, WorkerError) or (isinstance(trace, WorkerTraceback) and not trace.everywhere)

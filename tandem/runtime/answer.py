@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import traceback
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import cloudpickle
@@ -22,18 +21,30 @@ class Raised:
 
     pickled: bytes | None  # None where it cannot leave its process
     text: str  # "ValueError: no such thing"
-    trace: str  # as Python prints it, without the frames of the call itself
+    trace: str  # as Python prints it
 
-    def error(self) -> BaseException:
-        """The error itself, with the other process's traceback as its cause, which Python prints first.
+    @classmethod
+    def of(cls, error: BaseException) -> Raised:
+        """What `error` says, and itself where it can be pickled.
+
+        One that would end the process, such as SystemExit, was for the other process to obey: here it is only told.
+        """
+        text = "".join(traceback.format_exception_only(error)).strip()
+        trace = "".join(traceback.format_exception(error))
+        if isinstance(error, Exception):
+            return cls(_pickled(error), text, trace)
+        return cls(None, f"a worker has called for its own end: {text}", trace)
+
+    def error(self, rank: int) -> Exception:
+        """The error itself of `rank`, with its traceback there as its cause, which Python prints first.
 
         One that cannot be pickled is a RuntimeError that says the same.
         """
         try:
-            error: BaseException = RuntimeError(self.text) if self.pickled is None else pickle.loads(self.pickled)
+            error: Exception = RuntimeError(self.text) if self.pickled is None else pickle.loads(self.pickled)
         except _UNPICKLABLE:  # its class is in a module that only the worker has
             error = RuntimeError(self.text)
-        error.__cause__ = WorkerTraceback(self.trace)
+        error.__cause__ = WorkerTraceback(self.trace, rank)
         return error
 
 
@@ -47,7 +58,7 @@ class Answer:
     @classmethod
     def of(cls, value: object) -> Answer:
         """Pickle a value."""
-        return cls(cloudpickle.dumps(value))
+        return cls() if value is None else cls(cloudpickle.dumps(value))
 
     def get(self) -> Any:
         """The value. None where there is none."""
@@ -55,36 +66,21 @@ class Answer:
 
 
 class WorkerTraceback(Exception):  # noqa: N818 - it is not raised: it is shown above the error that it belongs to
-    """The traceback of another process."""
+    """The traceback of another process.
 
-    def __init__(self, trace: str) -> None:
+    Attributes:
+        everywhere: All ranks have raised the same: it is not the loss of one of them, and would come again.
+    """
+
+    def __init__(self, trace: str, rank: int) -> None:
         self.trace = trace
-        super().__init__(trace)
+        self.rank = rank
+        self.everywhere = False
+        super().__init__(trace, rank)
 
     @override
     def __str__(self) -> str:
-        return f"in a worker\n{self.trace.rstrip()}"
-
-
-class Catcher:
-    """Keeps what the block raises, whatever it is, as `raised`: it belongs to the process that called."""
-
-    def __init__(self) -> None:
-        self.raised: Raised | None = None
-
-    def __enter__(self) -> Catcher:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if isinstance(error, GeneratorExit):
-            return False
-        if error is not None:
-            error.__traceback__ = trace.tb_next if trace is not None and trace.tb_next is not None else trace
-            lines = "".join(traceback.format_exception(error))
-            self.raised = Raised(_pickled(error), "".join(traceback.format_exception_only(error)).strip(), lines)
-        return True
+        return f"in worker {self.rank}\n{self.trace.rstrip()}"
 
 
 def _pickled(error: BaseException) -> bytes | None:
@@ -102,5 +98,6 @@ def is_lost_connection(error: BaseException) -> bool:
     if isinstance(error, dist.DistError):
         return True
     return isinstance(error, RuntimeError) and any(
-        text in str(error) for text in ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+        text in str(error)
+        for text in ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
     )

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,7 +23,17 @@ from tandem.errors import ClusterError
 _CONNECT_TIMEOUT_S = 5.0
 _PROBE_TIMEOUT_S = 30.0
 _PROBE = Path(__file__).with_name("cluster_probe.py")
-_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": None, "PYTHONBREAKPOINT": None}
+_VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # Ray's 15 would leave them what others of this machine do not want
+    "RAY_AUTH_MODE": None,
+    "PYTHONBREAKPOINT": None,
+}
+# Lines of Ray that it does not print: what has died is told by us.
+_UNPRINTED = "A worker died or was killed|Raylet is terminated|The node with node id"
+HELD: Counter[str] = Counter()  # CPU slots and GPUs of the groups of workers that this program has open
+_CPU_WORKERS = 8  # on any machine, to try things out
+_CPU_WORKERS_PER_CPU = 4
 _NEW_CLUSTER = "start one with `ray start --head`, or set cluster.address=null for one that lives as long as the run"
 
 
@@ -43,15 +54,18 @@ def check_cluster(num_workers: int, device_type: str, address: str | None) -> No
         _check_room(num_workers, device_type, ray.cluster_resources(), "the Ray cluster")
     elif address is not None:
         _check_room(num_workers, device_type, _probe(address), f"the Ray cluster at {address}")
-    elif device_type == "cuda":
-        _check_room(num_workers, device_type, {"GPU": torch.cuda.device_count()}, "this machine")
+    else:
+        _check_machine(num_workers, device_type)
 
 
 @contextmanager
-def connected(num_workers: int, device_type: str, address: str | None) -> Generator[None]:
+def connected(num_workers: int, device_type: str, address: str | None) -> Generator[bool]:
     """Be connected to a Ray cluster: the one that the program is connected to already, `address`, or a new one here.
 
     At the end the first is left as it is, the second is left, the third is shut down.
+
+    Yields:
+        Whether it is a new one.
 
     Raises:
         ClusterError: There is no Ray, the cluster does not answer, or has too few devices.
@@ -59,10 +73,11 @@ def connected(num_workers: int, device_type: str, address: str | None) -> Genera
     ray = _ray()
     if ray.is_initialized():
         check_cluster(num_workers, device_type, address)
-        yield
+        yield False
         return
     new_cluster: dict[str, int | None] = {}
     if address is None:
+        _check_machine(num_workers, device_type)
         new_cluster = {"num_cpus": num_workers, "num_gpus": torch.cuda.device_count() if device_type == "cuda" else 0}
     else:
         _check_answers(address)
@@ -75,19 +90,24 @@ def connected(num_workers: int, device_type: str, address: str | None) -> Genera
                 logging_level=logging.ERROR,
                 **new_cluster,
             )
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        except Exception as error:
+            ray.shutdown()  # what has been started already
+            # Where one of its processes is not up in time, Ray raises nothing more special than Exception.
+            if type(error) is not Exception and not isinstance(error, (OSError, RuntimeError, ValueError)):
+                raise
+            if address is None:
+                raise _start_error(error) from error
             raise _join_error(address, str(error)) from error
     try:
         _check_room(num_workers, device_type, ray.cluster_resources(), "the Ray cluster")
-        yield
+        yield address is None
     finally:
         ray.shutdown()
 
 
 def _ray() -> ModuleType:
     try:
-        # Read when Ray is imported: lines that it does not print. That a worker has died is told by us.
-        with _environment({"RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed"}):
+        with _environment({"RAY_DEDUP_LOGS_SKIP_REGEX": _UNPRINTED}):  # read when Ray is imported
             import ray
     except ImportError as error:
         raise ClusterError(
@@ -117,13 +137,30 @@ def _check_room(num_workers: int, device_type: str, resources: Mapping[str, floa
     there_are = int(resources.get(name, 0))
     if there_are >= num_workers:
         return
-    if there_are:
+    if HELD[name]:
+        remedy = f"close() the workers that this program has open, {HELD[name]} of them: its next ones start anew"
+    elif there_are:
         remedy = f"set cluster.num_workers to at most {there_are}, or add machines with `ray start --address`"
     else:
         remedy = "set cluster.device=cpu, or join a cluster that has GPUs with cluster.address"
     raise ClusterError(
         f"cluster.num_workers={num_workers} needs as many {noun}, but {where} has {there_are}", remedy=remedy
     )
+
+
+def _check_machine(num_workers: int, device_type: str) -> None:
+    """There is room on this one for a cluster of our own."""
+    if device_type == "cuda":
+        _check_room(num_workers, device_type, {"GPU": torch.cuda.device_count()}, "this machine")
+        return
+    cpus = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    most = max(_CPU_WORKERS, _CPU_WORKERS_PER_CPU * cpus)
+    if num_workers > most:
+        raise ClusterError(
+            f"cluster.num_workers={num_workers} is too many for this machine, which has {cpus} CPUs",
+            remedy=f"set cluster.num_workers to at most {most}, or join a cluster of several machines with "
+            "cluster.address",
+        )
 
 
 def _check_answers(address: str) -> None:
@@ -164,9 +201,13 @@ def _probe(address: str) -> Mapping[str, float]:
     return found["resources"]
 
 
-def _join_error(address: str | None, problem: str) -> ClusterError:
-    if address is None:
-        return ClusterError(f"Ray cannot be started on this machine: {problem}")
+def _start_error(error: Exception) -> ClusterError:
+    """Of the system it is where Ray's folder cannot be made, or has too long a name for the sockets in it."""
+    remedy = "set RAY_TMPDIR=/tmp, or another folder with a short name" if isinstance(error, OSError) else None
+    return ClusterError(f"Ray cannot be started on this machine: {error}", remedy=remedy)
+
+
+def _join_error(address: str, problem: str) -> ClusterError:
     if "Version mismatch" in problem:
         return ClusterError(
             f"the Ray cluster at {address} has other versions: {problem.strip()}",
@@ -199,12 +240,16 @@ def _environment(variables: Mapping[str, str | None]) -> Generator[None]:
 def _own_signals() -> Generator[None]:
     """Keep the program's own handlers, which `ray.init` replaces.
 
-    What it starts ignores a closed terminal: whether that ends the program is for the program to say.
+    What it starts ignores a closed terminal, and SIGTERM, which often goes to all processes of a job: whether that
+    ends the program is for the program to say. Ray's processes have a handler of their own for SIGTERM, so it is
+    blocked, which they inherit, as Ray itself does with SIGINT.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     with ExitStack() as restore:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        restore.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         for number in (signal.SIGTERM, signal.SIGHUP):
             restore.callback(signal.signal, number, signal.getsignal(number))
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

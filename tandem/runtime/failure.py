@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ray.exceptions import RayError
+from ray.exceptions import (
+    LocalRayletDiedError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    WorkerCrashedError,
+)
 
 from tandem.errors import WorkerError
 from tandem.runtime.answer import is_lost_connection
-from tandem.runtime.place import Place
+from tandem.runtime.place import Place, known_reason
+
+# What Ray raises where the process of a rank is no longer there, or its machine, with what it had answered.
+_DEATHS = (RayActorError, WorkerCrashedError, LocalRayletDiedError, NodeDiedError, ObjectLostError, OutOfMemoryError)
 
 
 @dataclass(frozen=True)
@@ -20,8 +31,14 @@ class Failure:
     is_death: bool = False
 
     @classmethod
-    def by_death(cls, rank: int, num_workers: int, place: Place, error: RayError) -> Failure:
-        """The process has died. `error` is what Ray knows of it."""
+    def by_ray(cls, rank: int, num_workers: int, place: Place | None, error: RayError) -> Failure:
+        """Instead of an answer Ray has raised `error`. `place` is None where the process has not told it yet."""
+        never_made = isinstance(error, RayActorError) and error.actor_init_failed
+        if never_made or not isinstance(error, _DEATHS):
+            return cls(rank, RuntimeError(f"no answer of rank {rank}: {type(error).__name__}: {error}"))
+        if place is None:
+            message = f"a worker's process has died while it started: {known_reason(str(error))}"
+            return cls(rank, WorkerError(message), is_death=True)
         message = (
             f"rank {rank} of {num_workers} has died (process {place.pid} on {place.host_name}, {place.host}): "
             f"{place.reason_of_death(str(error))}"

@@ -14,6 +14,7 @@ import ray
 # What `faulthandler`, which Ray enables, writes when a process crashes: the reason, and Python's stack.
 _CRASH = re.compile(r"^Fatal Python error: (.*?)(?=^Extension modules:|\Z)", re.DOTALL | re.MULTILINE)
 # What Ray knows: a kind, and a sentence. SYSTEM_ERROR stands for anything of which it knows nothing.
+_LOST_NODE = re.compile("node has (died|crashed)")
 _EXIT = re.compile(r"Worker exit type: (\w+) Worker exit detail: (.*)", re.DOTALL)
 
 
@@ -42,11 +43,11 @@ class Place:
 
     def reason_of_death(self, known: str) -> str:
         """Why the process has ended: what Ray knows, or what this machine tells if it was here."""
+        if _LOST_NODE.search(known):
+            return f"Ray's own process on {self.host_name} has ended, or the machine is lost"
         told = _EXIT.search(known)
-        if told is None or told[1] != "SYSTEM_ERROR":
-            return (known if told is None else f"{told[1]}: {told[2]}").strip()
-        if self.host_name != socket.gethostname():
-            return "it was killed or has crashed"
+        if told is None or told[1] != "SYSTEM_ERROR" or self.host_name != socket.gethostname():
+            return known_reason(known)
         log = Path(self.log)
         crash = _CRASH.search(log.read_text(encoding="utf-8", errors="replace")) if log.is_file() else None
         if crash is not None:
@@ -54,6 +55,15 @@ class Place:
         if _out_of_memory_kills() > self.out_of_memory_kills:
             return "the kernel has killed processes on this machine for lack of memory"
         return "it was killed (SIGKILL), or ended itself at once"
+
+
+def known_reason(known: str) -> str:
+    """What Ray says of a death, without its names for things that users do not know."""
+    told = _EXIT.search(known)
+    if told is not None:
+        return "it was killed or has crashed" if told[1] == "SYSTEM_ERROR" else f"{told[1]}: {told[2]}".strip()
+    lines = [line for line in known.splitlines() if not line.startswith("\t")]
+    return " ".join(line.strip() for line in lines[1:] or lines)
 
 
 def node_by_node(places: Sequence[Place]) -> list[int]:

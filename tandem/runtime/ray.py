@@ -7,9 +7,9 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar
 
 import cloudpickle
@@ -22,8 +22,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tandem.errors import ClusterError, TandemError, WorkerError
 from tandem.model.ranks import Ranks
-from tandem.runtime.answer import Answer
-from tandem.runtime.cluster import connected
+from tandem.runtime.answer import Answer, WorkerTraceback, is_lost_connection
+from tandem.runtime.cluster import HELD, connected
 from tandem.runtime.failure import Failure
 from tandem.runtime.local import ComputeSettings
 from tandem.runtime.place import Place, node_by_node
@@ -79,9 +79,8 @@ class RayGroup(Generic[W]):
         # Not a daemon: a program that ends by itself waits for its last checkpoint.
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tandem-background")
         with ExitStack() as resources:
-            resources.enter_context(connected(num_workers, device_type, address))
-            group = _placed(num_workers, device_type)
-            resources.callback(remove_placement_group, group)
+            is_own = resources.enter_context(connected(num_workers, device_type, address))
+            group = resources.enter_context(_placed(num_workers, device_type, is_own=is_own))
             self._lifeline = Lifeline(ray.util.get_node_ip_address(), num_workers)
             resources.callback(self._end_workers)
             self._start_processes(group, device_type)
@@ -175,8 +174,8 @@ class RayGroup(Generic[W]):
         try:
             answer = ray.get(ref)
         except RayError as error:
-            return Failure.by_death(rank, self.num_workers, self._places[rank], error)
-        return answer if answer.raised is None else Failure(rank, answer.raised.error())
+            return Failure.by_ray(rank, self.num_workers, self._places[rank] if self._places else None, error)
+        return answer if answer.raised is None else Failure(rank, answer.raised.error(rank))
 
     def _raise_cause(self, failures: Sequence[Failure], *, beside: bool) -> NoReturn:
         """Raise the cause, and end the workers, unless all of them stand where they stood before."""
@@ -185,6 +184,9 @@ class RayGroup(Generic[W]):
         # What we raise ourselves we raise before or after the ranks work together. Any other error may have come in the
         # middle of it, after which they are not in step, or FSDP waits for the rest of a backward pass.
         all_the_same = same and isinstance(cause.error, TandemError)
+        trace = cause.error.__cause__
+        if isinstance(trace, WorkerTraceback):
+            trace.everywhere = same and not is_lost_connection(cause.error)
         if not cause.is_death and (beside or all_the_same):
             raise cause.error
         with self._lock:
@@ -214,25 +216,36 @@ class RayGroup(Generic[W]):
             )
             self._actors.append(process.remote())
         folder = os.getcwd()
-        attached = [actor.attach.remote(self._lifeline.address, folder) for actor in self._actors]
-        try:
-            answers: list[Answer] = ray.get(attached, timeout=_START_TIMEOUT_S)
-        except RayError as error:
+        attached: list[ObjectRef[Answer]] = [
+            actor.attach.remote(self._lifeline.address, folder) for actor in self._actors
+        ]
+        _, late = ray.wait(attached, num_returns=self.num_workers, timeout=_START_TIMEOUT_S)
+        if late:
             raise ClusterError(
-                f"a worker's process cannot be started: {error}",
+                f"{len(late)} of {self.num_workers} workers have not started within {_START_TIMEOUT_S:g} s",
                 remedy="install the same environment on every machine of the cluster",
-            ) from error
-        for answer in answers:
-            if answer.raised is not None:
-                host, port = self._lifeline.address
-                raise ClusterError(
-                    f"a worker cannot connect to this program, at {host}:{port}: {answer.raised.text}",
-                    remedy="let the machines of the cluster reach each other by TCP, at any port",
-                ) from answer.raised.error()
-        places: list[Place] = [answer.get() for answer in answers]
+            )
+        places = [self._place(ref, bundle) for bundle, ref in enumerate(attached)]
         order = node_by_node(places)
         self._actors = [self._actors[bundle] for bundle in order]
         self._places = [places[bundle] for bundle in order]
+
+    def _place(self, attached: ObjectRef[Answer], bundle: int) -> Place:
+        answer = self._answer(attached, bundle)
+        if isinstance(answer, Answer):
+            return answer.get()
+        if answer.is_death:
+            raise answer.error
+        if isinstance(answer.error.__cause__, WorkerTraceback):
+            host, port = self._lifeline.address
+            raise ClusterError(
+                f"a worker cannot connect to this program, at {host}:{port}: {answer.text}",
+                remedy="let the machines of the cluster reach each other by TCP, at any port",
+            ) from answer.error
+        raise ClusterError(
+            f"a worker's process cannot be started: {answer.error}",
+            remedy="install the same environment on every machine of the cluster",
+        ) from answer.error
 
     def _make_workers(self, make_worker: Callable[[Ranks], W], settings: ComputeSettings, device_type: str) -> None:
         per_node = Counter(place.node for place in self._places)
@@ -255,15 +268,40 @@ def _packed(*call: object) -> bytes | ObjectRef[bytes]:
     return pickled if len(pickled) <= _INLINE_BYTES else ray.put(pickled)
 
 
-def _placed(num_workers: int, device_type: str) -> PlacementGroup:
-    """Reserve a device for each worker, on as few nodes as possible."""
+@contextmanager
+def _placed(num_workers: int, device_type: str, *, is_own: bool) -> Generator[PlacementGroup]:
+    """Reserve a device for each worker, on as few nodes as possible, until the end of the block.
+
+    Args:
+        num_workers: Ranks.
+        device_type: "cuda" or "cpu".
+        is_own: The cluster ends with the block. Then nothing is given back: whom one would tell may have died.
+    """
     name = "GPU" if device_type == "cuda" else "CPU"
+    held = HELD[name]
+    total = ray.cluster_resources().get(name, 0)
+    if held and total - held < num_workers:  # nothing that it could wait for
+        raise _no_room(num_workers, name, held)
     group = placement_group([{name: 1}] * num_workers, strategy="PACK")
     if not group.wait(_PLACEMENT_TIMEOUT_S):
         remove_placement_group(group)
-        total, free = ray.cluster_resources().get(name, 0), ray.available_resources().get(name, 0)
-        raise ClusterError(
-            f"{num_workers} workers need {num_workers} {name}s, but of the cluster's {total:g} only {free:g} are free",
-            remedy="end what else uses them (`ray status` shows it), or lower cluster.num_workers",
-        )
-    return group
+        raise _no_room(num_workers, name, held)
+    HELD[name] += num_workers
+    try:
+        yield group
+    finally:
+        HELD[name] -= num_workers
+        if not is_own:
+            remove_placement_group(group)
+
+
+def _no_room(num_workers: int, name: str, held: int) -> ClusterError:
+    total, free = ray.cluster_resources().get(name, 0), ray.available_resources().get(name, 0)
+    if held:
+        remedy = f"close() the workers that this program has open, {held} of them, or lower cluster.num_workers"
+    else:
+        remedy = "end what else uses them (`ray status` shows it), or lower cluster.num_workers"
+    return ClusterError(
+        f"{num_workers} workers need {num_workers} {name}s, but of the cluster's {total:g} only {free:g} are free",
+        remedy=remedy,
+    )

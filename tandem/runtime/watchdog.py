@@ -22,13 +22,16 @@ class Lifeline:
         self.address: tuple[str, int] = (host, port)
 
     def close(self, *, timeout_s: float) -> None:
-        """Wait until the workers have ended, but not for long; this ends those that are left. May be called again."""
+        """End the workers, and wait for it, but not for long. May be called again."""
         deadline = time.monotonic() + timeout_s
         connections: list[socket.socket] = []
         with self._listener, suppress(OSError):  # nobody is left in the queue, or it is closed already
             self._listener.setblocking(False)
             while True:
                 connections.append(self._listener.accept()[0])
+        for connection in connections:
+            with suppress(OSError):  # it has ended already
+                connection.shutdown(socket.SHUT_WR)
         for connection in connections:
             with connection, suppress(OSError):  # it never sends: this returns, or raises, at its end
                 connection.settimeout(max(0.01, deadline - time.monotonic()))

@@ -25,7 +25,7 @@ def say(text: object) -> None:
     sys.stdout.flush()
 
 
-def main(pipe: Path) -> None:
+def main(pipe: Path, *, ends_itself: bool) -> None:
     """Say what happens, a line for each thing."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, note)
@@ -33,14 +33,19 @@ def main(pipe: Path) -> None:
     group = RayGroup(Worker, SETTINGS, num_workers=2, device_type="cpu")
     say(f"environment as before: {os.environ == before}")
     say(ray.get_runtime_context().gcs_address)
+    say(f"nice as here: {set(group.call_each(Worker.niceness)) == {os.getpriority(os.PRIO_PROCESS, 0)}}")
     say(" ".join(str(pid) for _, pid, _ in group.call_each(Worker.identity)))
     try:
         group.call(Worker.wait_for, pipe)
     except KeyboardInterrupt:
         say("interrupted")
-    say(group.call(Worker.collectives)[2])
-    group.call(Worker.hang, pipe)
+    say(group.call(Worker.collectives)[1])
+    if ends_itself:
+        sys.stdin.readline()
+        group.close()
+    else:
+        group.call(Worker.hang, pipe)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), ends_itself=sys.argv[2:] == ["close"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import ray
@@ -67,8 +69,30 @@ def test_gpus_that_are_not_there(two_nodes: str) -> None:
     assert problem_of(too_many, "cuda", None).message.endswith(f"this machine has {too_many - 1}")
 
 
-def test_any_number_of_cpu_workers_fits_on_a_cluster_that_is_started_for_them() -> None:
-    check_cluster(1000, "cpu", None)
+def test_some_cpu_workers_fit_on_any_machine_but_not_any_number() -> None:
+    check_cluster(8, "cpu", None)
+    error = problem_of(1_000_000, "cpu", None)
+    assert error.message.startswith("cluster.num_workers=1000000 is too many for this machine, which has ")
+    assert str(error.remedy).startswith("set cluster.num_workers to at most ")
+    with pytest.raises(ClusterError, match="too many"), connected(1_000_000, "cpu", None):
+        pass
+
+
+@pytest.mark.parametrize("name", ["x" * 100, "no_folder"])
+def test_a_temporary_folder_that_ray_cannot_use(name: str, tmp_path: Path) -> None:
+    """In a process of its own: Ray's library keeps from the attempt how this cluster would have asked for tokens."""
+    (tmp_path / "no_folder").touch()
+    environment = {key: value for key, value in os.environ.items() if key != "RAY_TMPDIR"}
+    done = subprocess.run(
+        [sys.executable, "-c", "from tandem.runtime.cluster import connected\nwith connected(2, 'cpu', None): pass"],
+        env={**environment, "TMPDIR": str(tmp_path / name)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert "ClusterError: Ray cannot be started on this machine: " in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("  -> set RAY_TMPDIR=/tmp")
 
 
 def test_a_cluster_of_another_version(two_nodes: str) -> None:

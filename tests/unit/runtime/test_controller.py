@@ -18,6 +18,7 @@ from tandem.runtime.cluster import check_cluster
 from tests.unit.runtime.worker import has_ended
 
 WORKERS_END_WITHIN_S = 10.0
+ENDS_WITHIN_S = 45.0  # Ray's library ends its process with an error after 60 s without that one
 RAY_ENDS_WITHIN_S = 120.0  # two of its processes wait for 60 s before they give up
 
 
@@ -28,11 +29,13 @@ def pipe(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def controller(pipe: Path) -> Iterator[subprocess.Popen[str]]:
+@pytest.fixture(params=[()])
+def controller(pipe: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
     """In a session of its own, so that what is sent to its process group reaches nobody else."""
-    command = [sys.executable, "-m", "tests.unit.runtime.controller", str(pipe)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    command = [sys.executable, "-m", "tests.unit.runtime.controller", str(pipe), *request.param]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     yield process
     process.kill()
     process.communicate()
@@ -68,6 +71,7 @@ def test_a_controller_is_interrupted_and_then_killed(
 ) -> None:
     assert line(controller) == "environment as before: True"
     address = line(controller)
+    assert line(controller) == "nice as here: True"
     workers = [int(pid) for pid in line(controller).split()]
     assert len(workers) == 2
     monkeypatch.setattr(cluster, "_PROBE_TIMEOUT_S", 8.0)
@@ -78,7 +82,8 @@ def test_a_controller_is_interrupted_and_then_killed(
     with pipe.open("wb"):  # opens when rank 0 has come to read it: the call is under way
         os.killpg(controller.pid, signal.SIGHUP)  # a closed terminal: to Ray's processes, too
         assert line(controller) == "SIGHUP"
-        controller.send_signal(signal.SIGTERM)
+        for process in descendants(controller.pid) | {controller.pid}:  # as systemd and Slurm do
+            os.kill(process, signal.SIGTERM)
         assert line(controller) == "SIGTERM"
         os.killpg(controller.pid, signal.SIGINT)  # Ctrl-C: likewise
         assert line(controller) == "interrupted"
@@ -90,3 +95,27 @@ def test_a_controller_is_interrupted_and_then_killed(
     controller.kill()
     must_end.update(dict.fromkeys(of_ray, time.monotonic() + RAY_ENDS_WITHIN_S))
     assert all(has_ended(pid, WORKERS_END_WITHIN_S) for pid in workers)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("controller", [("close",)], indirect=True)
+def test_a_controller_ends_well_though_rays_own_processes_have_died(
+    controller: subprocess.Popen[str], pipe: Path
+) -> None:
+    """Its work is done and saved: what Ray has to say of its end is of no interest."""
+    for _ in range(4):
+        line(controller)
+    pipe.write_bytes(b"")
+    assert line(controller) == "['rank 0', 'rank 1']"
+    of_ray = [pid for pid in descendants(controller.pid) if name_of(pid) == "gcs_server"]
+    assert len(of_ray) == 1
+    os.kill(of_ray[0], signal.SIGKILL)
+    assert controller.stdin is not None
+    controller.stdin.write("\n")
+    controller.stdin.flush()
+    assert controller.wait(ENDS_WITHIN_S) == 0
+
+
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()

@@ -9,11 +9,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from tandem.errors import ModelError, WorkerError
+from tandem.errors import ClusterError, ModelError, WorkerError
 from tandem.model.ranks import Ranks
+from tandem.runtime.answer import WorkerTraceback
 from tandem.runtime.ray import RayGroup
 from tests.unit.runtime.worker import SETTINGS, Worker, has_ended
 
@@ -104,6 +106,82 @@ def test_an_error_of_one_rank_is_raised_while_its_peer_waits_for_it(two_nodes: s
         assert all(has_ended(pid, within_s=5) for pid in pids)
     finally:
         group.close()
+
+
+def test_an_error_of_all_ranks_is_that_error_with_the_workers_traceback(two_nodes: str) -> None:
+    group = start(two_nodes)
+    try:
+        with pytest.raises(ValueError, match=r"^no such thing$") as raised:
+            group.call(Worker.raise_value_error)
+    finally:
+        group.close()
+    shown = "".join(traceback.format_exception(raised.value))
+    assert shown.index("in raise_value_error") < shown.index("in test_an_error_of_all_ranks")  # the cause on top
+    assert "ray.exceptions" not in shown
+    assert "rank_process" not in shown
+    assert isinstance(raised.value.__cause__, WorkerTraceback)
+    assert raised.value.__cause__.everywhere
+
+
+def test_an_error_that_cannot_leave_its_process_is_told(two_nodes: str) -> None:
+    group = start(two_nodes)
+    try:
+        with pytest.raises(RuntimeError, match=r"UnpicklableError: cannot leave$"):
+            group.call(Worker.raise_unpicklable)
+    finally:
+        group.close()
+
+
+def test_a_worker_that_calls_for_its_own_end_does_not_end_the_controller(two_nodes: str) -> None:
+    group = start(two_nodes)
+    try:
+        with pytest.raises(RuntimeError, match="SystemExit: 3") as raised:
+            group.call(Worker.exit, only=1)
+        assert isinstance(raised.value.__cause__, WorkerTraceback)
+        assert raised.value.__cause__.rank == 1
+        assert not raised.value.__cause__.everywhere
+    finally:
+        group.close()
+
+
+def test_workers_that_are_still_open_are_named_when_there_is_no_room_for_others(two_nodes: str) -> None:
+    group = start(two_nodes)
+    try:
+        began = time.monotonic()
+        with pytest.raises(ClusterError, match="of the cluster's 2 only 0 are free") as raised:
+            start(two_nodes)
+        assert str(raised.value.remedy).startswith("close() the workers that this program has open, 2 of them")
+        assert time.monotonic() - began < NOTICED_WITHIN_S
+        assert group.call(Worker.collectives)[1] == ["rank 0", "rank 1"]
+    finally:
+        group.close()
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_while_it_starts_is_a_worker_that_died(tmp_path: Path) -> None:
+    """The first process that imports what runs in a worker is killed, by a hook in the environment of its cluster."""
+    hook = """
+import os, sys
+class Hook:
+    def find_spec(self, name, path=None, target=None):
+        if name == "tandem.runtime.rank_process" and "default_worker" in " ".join(sys.orig_argv):
+            try:
+                os.close(os.open(os.environ["MARK"], os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return None
+            os.kill(os.getpid(), 9)
+sys.meta_path.insert(0, Hook())
+"""
+    (tmp_path / "sitecustomize.py").write_text(hook)
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", ""), os.getcwd()])
+    command = [sys.executable, "-m", "tests.unit.runtime.unlucky"]
+    environment = {**os.environ, "PYTHONPATH": paths, "MARK": str(tmp_path / "mark")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first.startswith("a worker's process has died while it started: ")
+    assert "class_name" not in first
+    assert second == "['rank 0', 'rank 1']"
 
 
 def test_what_makes_the_worker_may_raise_and_the_room_is_free_again(two_nodes: str) -> None:

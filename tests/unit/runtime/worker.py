@@ -6,6 +6,7 @@ import ctypes
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,9 +42,9 @@ class Worker:
     def settings(self) -> tuple[int, bool]:
         return torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
 
-    def collectives(self) -> tuple[Tensor, Tensor, list[str]]:
+    def collectives(self) -> tuple[Tensor, list[str]]:
         own = torch.tensor([1.0, 10.0]) * (self.ranks.rank + 1)
-        return self.ranks.sum(own.clone()), self.ranks.max(own.clone()), self.ranks.gather(f"rank {self.ranks.rank}")
+        return self.ranks.sum(own), self.ranks.gather(f"rank {self.ranks.rank}")
 
     def doubled_in_place(self, tensor: Tensor) -> Tensor:
         return tensor.mul_(2) if self.ranks.rank == 0 else torch.zeros(0)
@@ -78,6 +79,14 @@ class Worker:
         if only in (None, self.ranks.rank):
             raise ValueError("no such thing")
         return self.ranks.sum(torch.ones(1))  # waits for the rank that has raised
+
+    def exit(self, only: int) -> None:
+        if self.ranks.rank == only:
+            sys.exit(3)
+        self.ranks.sum(torch.ones(1))
+
+    def niceness(self) -> int:
+        return os.getpriority(os.PRIO_PROCESS, 0)
 
     def raise_model_error(self) -> None:
         raise ModelError("no such model", remedy="take another one")
