@@ -34,12 +34,6 @@ class Ranks:
             dist.all_reduce(tensor, dist.ReduceOp.SUM)
         return tensor
 
-    def max(self, tensor: Tensor) -> Tensor:
-        """The elementwise maximum over all ranks, in place of `tensor`."""
-        if not self.alone:
-            dist.all_reduce(tensor, dist.ReduceOp.MAX)
-        return tensor
-
     def gather(self, value: T) -> list[T]:
         """What every rank has, in the order of the ranks. For small objects: they are pickled."""
         if self.alone:
