@@ -51,11 +51,12 @@ def outlive_workers(config: Config, run: Callable[[], T]) -> T:
                     "stops. The same command goes on from its last checkpoint."
                 )
                 raise
-            goes_on = "starts again" if checkpoint is None else f"goes on from {checkpoint.name}"
+            begins = "begins anew, as there is no checkpoint yet"
+            goes_on = begins if checkpoint is None else f"goes on from {checkpoint.name}"
             Console().warn(
                 "workers lost",
                 f"{type(error).__name__}: {error}",
-                f"the run {goes_on} with new workers (failure {in_a_row} in a row, {most} are tolerated)",
+                f"the run {goes_on}, with new workers (failure {in_a_row} in a row, {most} are tolerated)",
             )
             if isinstance(error, ClusterError):
                 time.sleep(_PAUSE_S)

@@ -56,7 +56,7 @@ def is_installed() -> bool:
 def check_installed() -> None:
     """Raises ConfigError where there is none."""
     if not is_installed():
-        remedy = "install it: pip install tandem-rl[vllm] where there is a GPU, else make vllm; or take embedded"
+        remedy = "install it: pip install vllm where there is a GPU, else make vllm; or take embedded"
         raise ConfigError([Problem("rollout.engine", "is vllm, which is not installed", remedy)])
 
 

@@ -112,7 +112,7 @@ def _ray() -> ModuleType:
     except ImportError as error:
         raise ClusterError(
             "cluster.num_workers > 1 needs Ray, which is not installed",
-            remedy='pip install "tandem-rl[ray]", or set cluster.num_workers=1',
+            remedy="pip install ray, or set cluster.num_workers=1",
         ) from error
     return ray
 

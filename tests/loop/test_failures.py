@@ -119,7 +119,7 @@ def test_after_max_failures_the_run_stops_with_the_workers_error(tmp_path: Path)
     log = tmp_path / "log"
     assert exit_code(start_function(train, log, config, Raises())) != 0
     text = log.read_text()
-    assert text.count("the run starts again with new workers") == 1, text
+    assert text.count("the run begins anew, as there is no checkpoint yet, with new workers") == 1, text
     assert "RuntimeError: the device has run out of memory" in text
     assert "cluster.max_failures=1" in text
     assert "RayTaskError" not in text
@@ -127,7 +127,8 @@ def test_after_max_failures_the_run_stops_with_the_workers_error(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_killed_controller_leaves_no_process_and_is_gone_on_with(tmp_path: Path) -> None:
+def test_a_killed_controller_leaves_no_worker_and_is_gone_on_with(tmp_path: Path) -> None:
+    """That Ray's own processes end, too, is tested where nobody has to wait for it: with `runtime`."""
     folder = tmp_path / "run"
     config = run_in(folder)
     (folder / "died_in_rollout").touch()
@@ -135,15 +136,12 @@ def test_a_killed_controller_leaves_no_process_and_is_gone_on_with(tmp_path: Pat
     process = start_command(["train", str(file)], log)
     while not (folder / "run/checkpoints/step_000002").exists():
         assert not wait([process.sentinel], timeout=0.01), log.read_text()
-    family = psutil.Process(process.pid).children(recursive=True)
     workers = workers_of(process.pid)
     assert len(workers) == 2
     process.kill()
     process.join()
     _, left = psutil.wait_procs(workers, timeout=10)
     assert not left
-    _, left = psutil.wait_procs(family, timeout=120)
-    assert not left
-    assert run_command(["train", str(file)], log) == 0, log.read_text()
+    assert run_command(["train", str(file)], log) == 0, log.read_text()  # while Ray's own processes still end
     assert "going on after step" in log.read_text()
     assert (folder / "run/checkpoints/step_000008").exists()
