@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tandem.hybrid.start import MakeGroup, _compute_settings, _start, resolve_he
 from tandem.hybrid.worker import Worker
 from tandem.model.ranks import Ranks
 from tandem.runtime.ray import RayGroup
+from tests.loop.small_run import exit_code, start_function
 from tests.tiny import tiny_model_folder
 from tests.unit.hybrid.made import contrast, rollout
 
@@ -54,11 +56,17 @@ def two_steps(model: Path, run_folder: Path, make_group: MakeGroup | None) -> di
     return found
 
 
+def two_steps_on_ray(model: Path, run_folder: Path, result: Path) -> None:
+    result.write_text(json.dumps(two_steps(model, run_folder, on_ray)))
+
+
 @pytest.mark.slow
 def test_one_rank_on_ray_is_one_in_this_process(tmp_path: Path) -> None:
     model = tiny_model_folder(tmp_path / "model")
     here = two_steps(model, tmp_path / "here", None)
-    there = two_steps(model, tmp_path / "there", on_ray)
+    log, result = tmp_path / "log", tmp_path / "result"
+    assert exit_code(start_function(two_steps_on_ray, log, model, tmp_path / "there", result)) == 0, log.read_text()
+    there = json.loads(result.read_text())
     assert [name for name in here if here[name] != there[name]] == []
     assert here.keys() == there.keys()
     before = load_file(model / "model.safetensors")
