@@ -17,7 +17,7 @@ class RolloutConfig(Section):
     engine: Auto | Literal["embedded", "vllm"] = Field(
         "auto",
         description=(
-            "What samples: embedded = the trainer's own modules; vllm = vLLM, in the workers' processes. "
+            "What samples: embedded = Tandem's own engine; vllm = vLLM, in the workers' processes. "
             "auto = vllm where it is installed and there is a GPU."
         ),
     )

@@ -274,7 +274,7 @@ def test_the_torn_weights_are_noticed_when_nothing_else_is_wrong(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = message_of([str(write_config(folder / "run.yaml", config_in(folder)))], monkeypatch, capsys)
-    assert "the weights of 'model' cannot be loaded" in message
+    assert f"the weights of '{folder / 'model'}' cannot be loaded" in message
 
 
 def test_fault_44_everything_that_is_wrong_in_the_config_is_told_at_once_with_its_line(
