@@ -17,6 +17,7 @@ peak, less what it had before; on GPUs what PyTorch has allocated. CPU seconds a
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import tempfile
 import time
@@ -24,21 +25,24 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, PreTrainedConfig
-from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
+from tandem.model.attention import NAMES, register
+from tandem.model.hf import DTYPES
 from tandem.model.ranks import Ranks
 from tandem.model.reshard import BUCKET_BYTES, Resharder
 from tandem.model.skeleton import materialise, skeleton
+from tandem.model.tensor_parallel import engine_skeleton, tensor_parallel_mesh
+from tandem.observe.memory import PeakMemory, bytes_in_use
+from tandem.trainer.fsdp import ShardedWeights, training_mesh
+from tandem.trainer.policy import Policy
 
 SMALL = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "vocab_size": 16384}
 MIB = 2**20
@@ -52,69 +56,32 @@ class Way:
     bytes_moved: int
     seconds: list[float] = field(default_factory=list)
     cpu_seconds: list[float] = field(default_factory=list)
-    extra_bytes: list[int] = field(default_factory=list)
+    extra_bytes: list[float] = field(default_factory=list)
 
     def line(self, name: str, least: int) -> str:
         """A row of the table."""
-        moved, extra = self.bytes_moved / MIB, max(self.extra_bytes) / MIB
+        moved, extra = self.bytes_moved / MIB, max(self.extra_bytes, default=math.nan) / MIB
         seconds, cpu_seconds = statistics.median(self.seconds), statistics.median(self.cpu_seconds)
         return (
             f"{name:<16}{seconds:>9.3f}{cpu_seconds:>9.3f}{moved:>12.1f}{self.bytes_moved / least:>10.2f}{extra:>14.1f}"
         )
 
 
-class PeakMemory:
-    """The most memory in use since `begin`, beyond what there was."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._before = 0
-
-    def begin(self) -> None:
-        """Forget earlier peaks."""
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
-            self._before = torch.cuda.memory_allocated(self._device)
-        else:
-            Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak begins anew
-            self._before = _status_bytes("VmRSS")
-
-    def extra_bytes(self) -> int:
-        """So far."""
-        if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self._device) - self._before
-        return _status_bytes("VmHWM") - self._before
-
-
-def _status_bytes(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
-
-
-def trainer_weights(config: PreTrainedConfig, mesh: DeviceMesh, device: torch.device) -> dict[str, DTensor]:
-    """Random weights, sharded as FSDP shards them."""
-    model = skeleton(config)
-    for layer in model.base_model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    weights: dict[str, DTensor] = {}
-    for name, parameter in model.named_parameters():
-        assert isinstance(parameter, DTensor)
-        rows = torch.randn(parameter.to_local().shape, device=device)
-        weights[name] = DTensor.from_local(
-            rows, mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
-        )
-    return weights
+def trainer_weights(config: PreTrainedConfig, ranks: Ranks, device: torch.device) -> tuple[Policy, ShardedWeights]:
+    """Random weights, spread as the trainer spreads them."""
+    policy = Policy(skeleton(config), chunk_tokens=1024)
+    mesh = training_mesh(ranks, replicas=1, device=device)
+    weights = ShardedWeights(policy, mesh, head_dtype=torch.float32, device=device)
+    for parameter in weights.parameters():
+        parameter.data.normal_()
+    return policy, weights
 
 
 def engine_weights(
     config: PreTrainedConfig, mesh: DeviceMesh | None, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """The weights of an engine's model."""
-    model = skeleton(config).to(dtype).requires_grad_(False)
-    if mesh is not None:
-        apply_tensor_parallelism(model, mesh)
-        model.tie_weights()
+    model = engine_skeleton(config, attention=NAMES["sdpa"], tp_mesh=mesh, body_dtype=dtype, head_dtype=dtype)
     materialise(model, device)
     return dict(model.named_parameters())
 
@@ -132,9 +99,10 @@ def run_rank(rank: int, store: str, config: PreTrainedConfig, options: argparse.
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=options.ranks)
     ranks = Ranks(rank, options.ranks, options.ranks)
     size = options.tensor_parallel
-    mesh = init_device_mesh(device.type, (options.ranks // size, size), mesh_dim_names=("replica", "tp"))
-    source = trainer_weights(config, init_device_mesh(device.type, (options.ranks,)), device)
-    target = engine_weights(config, mesh["tp"] if size > 1 else None, device, getattr(torch, options.dtype))
+    register()
+    policy, weights = trainer_weights(config, ranks, device)
+    source, whole = weights.shards(), list(policy.model.parameters())
+    target = engine_weights(config, tensor_parallel_mesh(ranks, size, device), device, DTYPES[options.dtype])
     resharder = Resharder(ranks, source, target, bucket_bytes=options.bucket_mib * MIB)
     moved = resharder.run(source, target)  # also warms up
 
@@ -144,11 +112,13 @@ def run_rank(rank: int, store: str, config: PreTrainedConfig, options: argparse.
     mine, theirs = part.repeat(options.ranks), torch.ones_like(parts)
     to_others = [0 if peer == rank else len(part) for peer in range(options.ranks)]
     others = slice(0, sum(to_others))
-    whole_bytes = sum(weight.numel() * weight.dtype.itemsize for weight in source.values())
+    whole_bytes = sum(weight.numel() * weight.dtype.itemsize for weight in whole)
     raw_bytes = len(part) * options.ranks * peers
     ways = {
         "reshard": Way(partial(resharder.run, source, target), moved.bytes_moved),
-        "gather": Way(lambda: [weight.full_tensor() for weight in source.values()], whole_bytes * peers),
+        "gather": Way(
+            lambda: [weight.full_tensor() for weight in whole if isinstance(weight, DTensor)], whole_bytes * peers
+        ),
         "raw all-gather": Way(partial(dist.all_gather_into_tensor, parts, part), raw_bytes),
         "raw all-to-all": Way(
             partial(dist.all_to_all_single, theirs[others], mine[others], to_others, to_others), raw_bytes
@@ -170,14 +140,17 @@ def measure(ways: list[Way], rounds: int, device: torch.device) -> None:
     for _ in range(rounds):
         for way in ways:
             dist.barrier()
-            memory.begin()
+            memory.start()
+            before = bytes_in_use(device)
             begin, cpu_begin = time.perf_counter(), time.process_time()
             kept = way.work()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             way.seconds.append(time.perf_counter() - begin)
             way.cpu_seconds.append(time.process_time() - cpu_begin)
-            way.extra_bytes.append(memory.extra_bytes())
+            peak = memory.stop()
+            if peak is not None and before is not None:
+                way.extra_bytes.append(peak - before)
             del kept
 
 
