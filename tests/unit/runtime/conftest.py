@@ -17,6 +17,7 @@ def two_nodes() -> Iterator[str]:
     """Address of a cluster of two nodes with one CPU slot each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_worker_niceness", "0")
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 0})
         try:
             cluster.add_node(num_cpus=1, num_gpus=0)
