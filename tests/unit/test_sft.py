@@ -23,7 +23,7 @@ def test_after_a_warm_start_the_policy_gives_the_answers_and_the_moments_are_for
         rollouts = engine.generate(prompts, n=1, max_response_length=4, temperature=0.0, step=0)
     assert rollouts.texts == tuple("ABCDEFGH")
     assert set(rollouts.finish_reasons) == {"stop"}, "EOS belongs to the answer"
-    assert not worker_of(workers).optimizer.adamw.state
+    assert not worker_of(workers).training.optimizer.adamw.state
     assert workers.policy_version == 60
 
 

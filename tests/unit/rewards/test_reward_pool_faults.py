@@ -191,7 +191,8 @@ def test_a_file_that_goes_bad_during_the_run_ends_the_waiting(tmp_path: Path) ->
 
 
 SCRIPT = """
-import os, sys, tempfile
+import os, signal, sys, tempfile
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
 from tandem.config.reward import RewardConfig
 from tandem.rewards.pool import start_rewards
 from tandem.rewards.sample import Sample

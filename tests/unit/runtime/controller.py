@@ -27,6 +27,7 @@ def say(text: object) -> None:
 
 def main(pipe: Path, *, ends_itself: bool) -> None:
     """Say what happens, a line for each thing."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, note)
     before = dict(os.environ)
