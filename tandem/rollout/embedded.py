@@ -19,9 +19,10 @@ import torch.distributed as dist
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.batch import Prompt, Response, Rollouts
-from tandem.errors import DataError, ModelError, PhaseError
+from tandem.errors import ModelError
 from tandem.model.support import context_of
 from tandem.model.tensor_parallel import sliced_linears
+from tandem.rollout.engine import checked_length
 from tandem.rollout.generation import Generation
 from tandem.rollout.kv_cache import KVCache
 from tandem.rollout.options import SamplingOptions
@@ -110,12 +111,7 @@ class EmbeddedEngine:
         Raises:
             PhaseError, DataError, ModelError: See `stream`.
         """
-        if not self._awake:
-            raise PhaseError("the engine is asleep", remedy="ask for responses within a rollout phase")
-        empty = [row for row, prompt in enumerate(prompts) if not prompt.tokens]
-        if empty:
-            raise DataError(f"prompts without a single token, in rows {empty[:10]} of the batch")
-        longest = max((len(prompt.tokens) for prompt in prompts), default=0) + options.max_response_length
+        longest = checked_length(prompts, options, awake=self._awake)
         positions, note = context_of(self.model.config)
         if positions is not None and longest > positions:
             raise ModelError(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 from tandem.batch import Prompt, Response
+from tandem.errors import DataError, PhaseError
 from tandem.rollout.options import SamplingOptions
 
 
@@ -40,3 +41,18 @@ class Engine(Protocol):
             PhaseError, DataError, ModelError: See `check`; ModelError also where log-probs are not finite.
         """
         ...
+
+
+def checked_length(prompts: Sequence[Prompt], options: SamplingOptions, *, awake: bool) -> int:
+    """Tokens that the longest prompt and its response may take together, in a batch that an engine can answer.
+
+    Raises:
+        PhaseError: The engine is asleep.
+        DataError: A prompt without tokens.
+    """
+    if not awake:
+        raise PhaseError("the engine is asleep", remedy="ask for responses within a rollout phase")
+    empty = [row for row, prompt in enumerate(prompts) if not prompt.tokens]
+    if empty:
+        raise DataError(f"prompts without a single token, in rows {empty[:10]} of the batch")
+    return max((len(prompt.tokens) for prompt in prompts), default=0) + options.max_response_length

@@ -25,8 +25,9 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from tandem.batch import Prompt, Response
-from tandem.errors import DataError, ModelError, PhaseError
+from tandem.errors import ModelError
 from tandem.model.ranks import ALONE, Ranks
+from tandem.rollout.engine import checked_length
 from tandem.rollout.noise import uniform_noise
 from tandem.rollout.options import SamplingOptions
 from tandem.rollout.stop import StopStrings, split_stop
@@ -195,12 +196,7 @@ class VllmEngine:
 
     def check(self, prompts: Sequence[Prompt], options: SamplingOptions) -> None:
         """See `Engine`."""
-        if not self._awake:
-            raise PhaseError("the engine is asleep", remedy="ask for responses within a rollout phase")
-        empty = [row for row, prompt in enumerate(prompts) if not prompt.tokens]
-        if empty:
-            raise DataError(f"prompts without a single token, in rows {empty[:10]} of the batch")
-        longest = max((len(prompt.tokens) for prompt in prompts), default=0) + options.max_response_length
+        longest = checked_length(prompts, options, awake=self._awake)
         most = self._settings.max_length
         if longest > most:
             raise ModelError(
