@@ -11,8 +11,9 @@ from tandem.data.prompts import Prompts, check_data
 from tandem.errors import RewardError, SeveralErrors, TandemError
 from tandem.evaluate import HeldOut, load_held_out
 from tandem.hybrid.engine_checks import check_engine
+from tandem.hybrid.reference import check_reference
 from tandem.hybrid.several import check_devices, check_layouts
-from tandem.hybrid.start import check_lengths, check_reference, resolve_here
+from tandem.hybrid.start import check_lengths, resolve_here
 from tandem.model.facts import check_model
 from tandem.model.tokenizer import load_tokenizer
 from tandem.observe.console import Console

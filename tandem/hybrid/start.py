@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-import zlib
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -14,8 +13,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from tandem.algorithm.correction import Correction
-from tandem.algorithm.losses import ClippedSurrogate, as_loss
 from tandem.algorithm.protocols import Loss, LossFunction
 from tandem.checkpoint import CheckpointWriter, find_checkpoint
 from tandem.config.cluster import ClusterConfig
@@ -26,12 +23,13 @@ from tandem.config.schema import Config
 from tandem.errors import CheckpointError, ConfigError, ModelError, Problem
 from tandem.hybrid.engine_checks import check_engine
 from tandem.hybrid.phases import Watch
+from tandem.hybrid.reference import find_reference
 from tandem.hybrid.several import check_devices, check_layouts
 from tandem.hybrid.shared_folder import check_shared, marked
-from tandem.hybrid.train_phase import TrainSettings
+from tandem.hybrid.train_settings import train_settings
 from tandem.hybrid.worker import Worker
 from tandem.hybrid.worker_options import WorkerOptions
-from tandem.hybrid.workers import KeptReference, Workers
+from tandem.hybrid.workers import Workers
 from tandem.model.facts import ModelFacts, check_model
 from tandem.model.hf import DTYPES
 from tandem.model.ranks import Ranks
@@ -41,7 +39,6 @@ from tandem.rollout.stop import split_stop
 from tandem.rollout.vllm_checks import is_installed
 from tandem.runtime.local import ComputeSettings, LocalGroup
 from tandem.runtime.worker_group import WorkerGroup
-from tandem.trainer.optim import Schedule
 
 _GIB = 1 << 30
 MakeGroup = Callable[[ClusterConfig, Callable[[Ranks], Worker]], WorkerGroup[Worker]]
@@ -133,26 +130,6 @@ def check_lengths(config: Config, facts: ModelFacts) -> None:
         )
 
 
-def check_reference(config: Config) -> None:
-    """Find out before anything is loaded that the loss needs a reference that is nowhere.
-
-    Raises:
-        ModelError: `algorithm.reference` does not exist.
-        CheckpointError: The run to go on with began without a KL term, and did not keep its first model.
-    """
-    assert config.run.folder is not None, "the config is not resolved"
-    run_folder = Path(config.run.folder)
-    _, kept = _reference(config, run_folder, needed=config.algorithm.kl_coef > 0)
-    if kept is None or kept.source is not None:
-        return
-    if not kept.folder.exists() and find_checkpoint(run_folder) is not None:
-        raise CheckpointError(
-            f"algorithm.kl_coef={config.algorithm.kl_coef:g} needs the model of before the first step, which the "
-            f"run in {run_folder} did not keep, since it began without a KL term",
-            remedy="set algorithm.reference to the model to stay close to, or take another run.folder",
-        )
-
-
 def _start(
     config: Config,
     *,
@@ -173,8 +150,8 @@ def _start(
     split_stop(config.rollout.stop, tokenizer)  # raises where one cannot be found
     if run_folder is not None:
         check_lengths(config, facts)
-    train = _train_settings(config, total_steps, loss)
-    reference, kept = _reference(config, run_folder, needed=train.loss.needs_reference)
+    train = train_settings(config, total_steps=total_steps, loss=loss)
+    reference, kept = find_reference(config, run_folder, needed=train.loss.needs_reference)
     several = config.cluster.num_workers > 1
     with _errors_of(checkpoint), marked(run_folder) if several and run_folder else nullcontext() as mark:
         options = _worker_options(config, source, facts, run_folder, measure_memory=watch is not None)
@@ -282,64 +259,3 @@ def _worker_options(
         measure_memory=measure_memory,
         seed=config.run.seed,
     )
-
-
-def _train_settings(config: Config, total_steps: int | None, loss: Loss | LossFunction | None) -> TrainSettings:
-    algorithm, trainer = config.algorithm, config.trainer
-    assert algorithm.old_logprobs != "auto", "the config is not resolved"
-    assert algorithm.correction != "auto"
-    configured = ClippedSurrogate(
-        clip_low=algorithm.clip_low,
-        clip_high=algorithm.clip_high,
-        clip_dual=algorithm.clip_dual,
-        aggregation=algorithm.loss_aggregation,
-        constant_length=config.rollout.max_response_length,
-        kl_coef=algorithm.kl_coef,
-        kl_estimator=algorithm.kl_estimator,
-        entropy_coef=algorithm.entropy_coef,
-    )
-    return TrainSettings(
-        loss=configured if loss is None else as_loss(loss),
-        schedule=Schedule(
-            lr=trainer.lr,
-            kind=trainer.lr_schedule,
-            warmup_steps=trainer.warmup_steps,
-            total_steps=total_steps,
-            final=trainer.lr_final,
-        ),
-        old_logprobs=algorithm.old_logprobs,
-        correction=Correction(algorithm.correction, *algorithm.correction_range),
-        mask_truncated=algorithm.mask_truncated,
-        drop_idle_groups=algorithm.idle_groups == "drop",
-        seed=config.run.seed,
-    )
-
-
-def _reference(config: Config, run_folder: Path | None, *, needed: bool) -> tuple[ModelConfig, KeptReference | None]:
-    """Where the reference comes from, and how to keep it where no other place surely has it as long as this run."""
-    model = config.model
-    if config.algorithm.reference is not None:
-        path, kept = _given_reference(config.algorithm.reference, run_folder if needed else None)
-        return model.model_copy(update={"path": path, "new": None}), kept
-    if run_folder is None or not needed:
-        return model, None
-    if model.new is None and config.sft.steps == 0 and not _may_change(resolve_model_path(str(model.path))):
-        return model, None
-    folder = run_folder / "reference"
-    return model.model_copy(update={"path": str(folder), "new": None}), KeptReference(folder)
-
-
-def _given_reference(given: str, run_folder: Path | None) -> tuple[str, KeptReference | None]:
-    """`algorithm.reference` as it is, or the run's copy of it: another reference has a copy of another name."""
-    folder = None if run_folder is None else run_folder / f"reference_{zlib.crc32(given.encode()):08x}"
-    if folder is not None and folder.exists() and find_checkpoint(folder.parent) is not None:
-        return str(folder), None
-    source = resolve_model_path(given, key="algorithm.reference")
-    if folder is None or isinstance(source, str) or not _may_change(source):
-        return given, None
-    return str(folder), KeptReference(folder, source)
-
-
-def _may_change(model: Path | str) -> bool:
-    """A checkpoint's: its run goes on to a newer one, and deletes it."""
-    return isinstance(model, Path) and (model.resolve().parent / "state.json").is_file()

@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tandem.algorithm.advantages import idle_groups
-from tandem.algorithm.correction import Correction
 from tandem.algorithm.losses import as_loss
 from tandem.algorithm.masked import loss_mask
 from tandem.algorithm.protocols import Loss, LossFunction
 from tandem.batch import Rollouts, UpdateResult
 from tandem.config.model import ModelConfig
 from tandem.hybrid.phases import PhaseHandle, Watch
+from tandem.hybrid.train_settings import TrainSettings
 from tandem.hybrid.worker import Worker
 from tandem.runtime.worker_group import WorkerGroup
-from tandem.trainer.optim import Schedule
 from tandem.trainer.supervised import answers_as_rollouts
 from tandem.trainer.update_batch import UpdateBatch
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """How updates are made where a call does not say otherwise."""
-
-    loss: Loss
-    schedule: Schedule
-    old_logprobs: Literal["update", "rollout", "recompute"]
-    correction: Correction
-    mask_truncated: bool
-    drop_idle_groups: bool
-    seed: int
 
 
 class TrainPhase(PhaseHandle):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,8 +17,10 @@ from tandem.config.model import ModelConfig
 from tandem.config.rollout import RolloutConfig
 from tandem.errors import CheckpointError, ClusterError
 from tandem.hybrid.phases import PhaseMachine, Unwatched, Watch
+from tandem.hybrid.reference import KeptReference
 from tandem.hybrid.rollout_phase import RolloutPhase
-from tandem.hybrid.train_phase import TrainPhase, TrainSettings
+from tandem.hybrid.train_phase import TrainPhase
+from tandem.hybrid.train_settings import TrainSettings
 from tandem.hybrid.worker import Peaks, Worker
 from tandem.model.facts import ModelFacts
 from tandem.runtime.worker_group import WorkerGroup
@@ -33,14 +34,6 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow_changes: bool) -> None: ...
-
-
-@dataclass(frozen=True)
-class KeptReference:
-    """A reference that the run keeps itself."""
-
-    folder: Path
-    source: Path | None = None  # what to copy; None = the policy as it is before the first step
 
 
 class Workers:

@@ -1,0 +1,57 @@
+"""How updates are made where a call does not say otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tandem.algorithm.correction import Correction
+from tandem.algorithm.losses import ClippedSurrogate, as_loss
+from tandem.algorithm.protocols import Loss, LossFunction
+from tandem.config.schema import Config
+from tandem.trainer.optim import Schedule
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How updates are made where a call does not say otherwise."""
+
+    loss: Loss
+    schedule: Schedule
+    old_logprobs: Literal["update", "rollout", "recompute"]
+    correction: Correction
+    mask_truncated: bool
+    drop_idle_groups: bool
+    seed: int
+
+
+def train_settings(config: Config, *, total_steps: int | None, loss: Loss | LossFunction | None) -> TrainSettings:
+    """As a resolved config describes them; a loss that is given takes the place of the configured one."""
+    algorithm, trainer = config.algorithm, config.trainer
+    assert algorithm.old_logprobs != "auto", "the config is not resolved"
+    assert algorithm.correction != "auto"
+    configured = ClippedSurrogate(
+        clip_low=algorithm.clip_low,
+        clip_high=algorithm.clip_high,
+        clip_dual=algorithm.clip_dual,
+        aggregation=algorithm.loss_aggregation,
+        constant_length=config.rollout.max_response_length,
+        kl_coef=algorithm.kl_coef,
+        kl_estimator=algorithm.kl_estimator,
+        entropy_coef=algorithm.entropy_coef,
+    )
+    return TrainSettings(
+        loss=configured if loss is None else as_loss(loss),
+        schedule=Schedule(
+            lr=trainer.lr,
+            kind=trainer.lr_schedule,
+            warmup_steps=trainer.warmup_steps,
+            total_steps=total_steps,
+            final=trainer.lr_final,
+        ),
+        old_logprobs=algorithm.old_logprobs,
+        correction=Correction(algorithm.correction, *algorithm.correction_range),
+        mask_truncated=algorithm.mask_truncated,
+        drop_idle_groups=algorithm.idle_groups == "drop",
+        seed=config.run.seed,
+    )
