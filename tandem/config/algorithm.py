@@ -6,11 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tandem.config.section import Auto, NonNegative, Positive, Section, Share, Text
+from tandem.config.section import Auto, Count, NonNegative, Positive, Section, Share, Text
 
 ClipLow = Annotated[float, Field(gt=0, le=1)]
 ClipDual = Annotated[float, Field(gt=1)]
 AroundOne = Annotated[tuple[Share, Annotated[float, Field(ge=1)]], Field(strict=False)]
+Advantage = Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "gae"]
 Correction = Literal["none", "token_tis", "sequence_tis", "token_mask", "sequence_mask"]
 
 
@@ -20,8 +21,33 @@ class AlgorithmConfig(Section):
     preset: Literal["notes", "grpo", "dr_grpo"] | None = Field(
         None, description="A named collection of settings, in several sections; keys that are given otherwise win."
     )
+    advantage: Advantage = Field(
+        "grpo",
+        description=(
+            "What a response's reward is compared with: grpo, dr_grpo = the mean of its group, which only grpo can "
+            "divide by a standard deviation; rloo = the mean of the others of its group; reinforce_plus_plus = the "
+            "mean of the step, over tokens; reinforce_plus_plus_baseline = the mean of its group, then scaled over the "
+            "step; remax = the reward of the greedy response to its prompt; gae = the values of a critic."
+        ),
+    )
     normalize_std: Literal["none", "group", "batch"] = Field(
-        "none", description="Divide advantages by the standard deviation of the rewards of the group, the step, or not."
+        "none",
+        description="With advantage=grpo: divide by the standard deviation of the rewards of the group, of the step, "
+        "or not.",
+    )
+    gamma: Share = Field(
+        1.0, description="Discount per token of what comes later, with advantage=gae or reinforce_plus_plus."
+    )
+    lam: Share = Field(
+        1.0,
+        description="With advantage=gae: 1 trusts the rewards only, 0 the critic's value of the next token only.",
+    )
+    loss: Literal["ppo_clip", "gspo", "cispo"] = Field(
+        "ppo_clip",
+        description=(
+            "ppo_clip = the clipped ratio of each token; gspo = of each response: the geometric mean of its tokens' "
+            "ratios; cispo = the clipped ratio of each token as a weight, so that no token loses its gradient."
+        ),
     )
     loss_aggregation: Literal["token_mean", "sequence_mean", "token_sum", "sequence_sum", "constant"] = Field(
         "token_mean",
@@ -44,20 +70,30 @@ class AlgorithmConfig(Section):
             "auto = the cheapest that is exact."
         ),
     )
-    idle_groups: Literal["keep", "drop"] = Field(
+    idle_groups: Literal["keep", "drop", "resample"] = Field(
         "keep",
-        description="Groups whose rewards are all equal: keep them in the denominator of the loss, or drop them.",
+        description=(
+            "Groups whose rewards are all equal: keep them in the denominator of the loss, drop them, or draw other "
+            "prompts in their place (DAPO's dynamic sampling)."
+        ),
+    )
+    max_resample: Count = Field(
+        3, description="With idle_groups=resample: batches of prompts drawn in one step at most."
     )
     mask_truncated: bool = Field(
         False, description="Leave responses that were cut off at max_response_length out of the loss."
     )
     kl_coef: NonNegative = Field(
-        0.0, description="Weight of the KL divergence from the reference in the loss; above 0 the reference is loaded."
+        0.0, description="Weight of the KL divergence from the reference; above 0 the reference is loaded."
     )
     kl_estimator: Literal["k1", "k2", "k3"] = Field(
         "k3",
         description="Estimate of the KL divergence per token, with d = ref_logprob - logprob: k1 = -d, k2 = d^2 / 2, "
         "k3 = exp(d) - d - 1.",
+    )
+    kl_place: Literal["loss", "reward"] = Field(
+        "loss",
+        description="Where the KL divergence goes: a term of the loss, or a penalty in the reward of each token.",
     )
     entropy_coef: NonNegative = Field(0.0, description="Weight of the entropy bonus in the loss.")
     correction: Auto | Correction = Field(

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from tandem.config.section import Auto, Section, Text
+from tandem.config.section import Auto, Count, CountOrZero, Section, SomeTexts, Text
 
 
 class CharacterTokenizer(Section):
@@ -48,4 +48,13 @@ class ModelConfig(Section):
     )
     attention: Auto | Literal["sdpa", "eager"] = Field(
         "auto", description="How attention is computed: PyTorch's fused kernels or plain products. auto = sdpa."
+    )
+    lora_rank: CountOrZero = Field(
+        0, description="Train adapters of this rank (LoRA) and leave the weights as they are. 0 = train all weights."
+    )
+    lora_alpha: Count = Field(32, description="Adapters are scaled by lora_alpha / lora_rank.")
+    lora_targets: Literal["all-linear"] | SomeTexts = Field(
+        "all-linear",
+        description="Names of the modules that get adapters: [q_proj, v_proj]. all-linear = every linear layer but "
+        "the head.",
     )

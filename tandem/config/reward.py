@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from tandem.config.section import Count, NamedTexts, Positive, Section, Share, SomeTexts, Text
+from tandem.config.section import Count, CountOrZero, NamedTexts, Positive, Section, Share, SomeTexts, Text
 
 
 class RewardConfig(Section):
@@ -39,4 +39,12 @@ class RewardConfig(Section):
             "Stop with an error when more than this share of the responses has no reward in each of 3 steps in a row. "
             "One bad step never stops a run."
         ),
+    )
+    overlong_buffer: CountOrZero = Field(
+        0,
+        description="The last so many tokens before max_response_length cost reward, more with each token (DAPO's soft "
+        "punishment of long responses). 0 = off.",
+    )
+    overlong_penalty: Positive = Field(
+        1.0, description="What a response that fills the whole overlong_buffer loses, in the reward's own unit."
     )

@@ -9,6 +9,7 @@ from pydantic import Field
 from tandem.config.algorithm import AlgorithmConfig
 from tandem.config.checkpoint import CheckpointConfig
 from tandem.config.cluster import ClusterConfig
+from tandem.config.critic import CriticConfig
 from tandem.config.data import DataConfig
 from tandem.config.evaluation import EvaluationConfig
 from tandem.config.model import ModelConfig
@@ -31,6 +32,7 @@ class Config(Section):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     reward: RewardConfig = Field(default_factory=RewardConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    critic: CriticConfig = Field(default_factory=CriticConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
@@ -46,6 +48,7 @@ SECTIONS: dict[str, type[Section]] = {
     "rollout": RolloutConfig,
     "reward": RewardConfig,
     "algorithm": AlgorithmConfig,
+    "critic": CriticConfig,
     "trainer": TrainerConfig,
     "cluster": ClusterConfig,
     "checkpoint": CheckpointConfig,

@@ -13,7 +13,7 @@ from tandem.config.rollout import RolloutConfig
 
 def test_every_key_is_listed_once_with_a_meaning_in_one_sentence_or_more():
     keys = leaf_keys()
-    assert len(keys) == len(set(keys)) == 102
+    assert len(keys) == len(set(keys)) == 117
     assert keys[0] == "run.folder"
     assert keys[-1] == "tracking.rollouts_max"
     for key in keys:

@@ -1,0 +1,20 @@
+"""Section `critic`: the value model of PPO, which there is with `algorithm.advantage=gae`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from tandem.config.section import CountOrZero, Positive, Section, Text
+
+
+class CriticConfig(Section):
+    """The value model of PPO, which there is with `algorithm.advantage=gae`."""
+
+    path: Text | None = Field(
+        None, description="Model folder or hub name. null = the policy as it is before the first step, with a new head."
+    )
+    lr: Positive = Field(1e-5, description="Learning rate, constant.")
+    warmup_steps: CountOrZero = Field(0, description="Steps at the start in which only the critic learns.")
+    clip_value: Positive | None = Field(
+        0.5, description="How far a value may move in one step's updates before its loss is clipped. null = no limit."
+    )
