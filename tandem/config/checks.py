@@ -14,11 +14,15 @@ from tandem.config.schema import Config, value_of
 
 _PASS_AT_K = re.compile(r"(?:(?P<name>.+)/)?pass@(?P<k>[1-9][0-9]*)\Z")
 
+# Advantages that compare responses to the same prompt: equal rewards teach nothing there, and nor does a single one.
+_WITHIN_GROUPS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
+_WITHOUT_GROUPS = "reinforce_plus_plus, remax and gae"
+
 
 def contradictions(config: Config) -> list[Conflict]:
     """All settings that contradict each other, or that no run can follow."""
     checks = [_model, _data, _sft, _engine, _old_logprobs, _correction, _reward, _workers, _offload, _evaluation]
-    checks.append(_not_finite)
+    checks += [_not_finite, _long_responses, _advantage, _critic]
     if config.data.train is not None:  # else a loop of the user's own says how many responses a step has
         checks += [_rollout, _mini_batches]
     return [conflict for check in checks for conflict in check(config)]
@@ -49,6 +53,11 @@ def updates_per_step(config: Config) -> int:
     responses = responses_per_step(config)
     mini_batch = config.trainer.mini_batch_responses or responses
     return config.trainer.update_epochs * -(-responses // mini_batch)
+
+
+def is_kl_in_reward(config: Config) -> bool:
+    """Whether the KL divergence is a penalty in the rewards, which the advantages are made of."""
+    return config.algorithm.kl_coef > 0 and config.algorithm.kl_place == "reward"
 
 
 def _model(config: Config) -> Iterator[Conflict]:
@@ -95,9 +104,39 @@ def _sft(config: Config) -> Iterator[Conflict]:
 
 
 def _rollout(config: Config) -> Iterator[Conflict]:
-    if config.rollout.n == 1:
-        message = "is 1: a group of one has nothing to compare with, so every advantage would be 0"
-        yield Conflict(("rollout.n",), message, "set it to 2 or more; 8 is usual")
+    key, advantage = "algorithm.advantage", config.algorithm.advantage
+    if config.rollout.n == 1 and advantage in _WITHIN_GROUPS:
+        message = f"is 1: a group of one has nothing to compare with, so with {key}={advantage} it would teach nothing"
+        remedy = f"set it to 2 or more; 8 is usual. {_WITHOUT_GROUPS} need no group ({key})"
+        yield Conflict(("rollout.n", key), message, remedy)
+
+
+def _advantage(config: Config) -> Iterator[Conflict]:
+    algorithm = config.algorithm
+    key, idle_key = "algorithm.advantage", "algorithm.idle_groups"
+    if algorithm.idle_groups == "resample" and algorithm.advantage not in _WITHIN_GROUPS:
+        message = f"is resample, but with {key}={algorithm.advantage} groups of equal rewards teach something, too"
+        remedy = f"set {idle_key}=keep, or {key} to one of {', '.join(_WITHIN_GROUPS)}"
+        yield Conflict((idle_key, key), message, remedy)
+    if is_kl_in_reward(config) and algorithm.old_logprobs == "update":
+        keys = ("algorithm.old_logprobs", "algorithm.kl_place", "algorithm.kl_coef")
+        message = f"is update, but with {keys[1]}=reward they are needed before the update, for the advantages"
+        yield Conflict(keys, message, f"set {keys[0]}=auto or recompute, or {keys[1]}=loss")
+
+
+def _long_responses(config: Config) -> Iterator[Conflict]:
+    keys = ("reward.overlong_buffer", "rollout.max_response_length")
+    buffer, limit = config.reward.overlong_buffer, config.rollout.max_response_length
+    if buffer >= limit:
+        message = f"is {buffer}, so with {keys[1]}={limit} every response would be too long"
+        yield Conflict(keys, message, f"set it below {limit}; DAPO takes a fifth of the length, {limit // 5}")
+
+
+def _critic(config: Config) -> Iterator[Conflict]:
+    keys, steps = ("critic.warmup_steps", "run.steps"), config.run.steps
+    if config.algorithm.advantage == "gae" and steps is not None and config.critic.warmup_steps >= steps > 0:
+        message = f"is {config.critic.warmup_steps}, so within {keys[1]}={steps} the policy would never be updated"
+        yield Conflict(keys, message, f"set it below {steps}, or more steps")
 
 
 def _engine(config: Config) -> Iterator[Conflict]:
@@ -172,6 +211,24 @@ def _correction(config: Config) -> Iterator[Conflict]:
         old_key = "algorithm.old_logprobs"
         message = f"is {choice}, but with {old_key}=rollout there are no log-probs of the trainer's to compare with"
         yield Conflict((key, old_key), message, f"set {old_key}=auto or recompute, or {key}=none")
+    yield from _cut_logprobs(config)
+
+
+def _cut_logprobs(config: Config) -> Iterator[Conflict]:
+    algorithm, rollout = config.algorithm, config.rollout
+    if not rollout.has_cut_logprobs:
+        return
+    cuts = (("rollout.top_p", rollout.top_p, 1.0), ("rollout.top_k", rollout.top_k, None))
+    cut_keys = [key for key, value, off in cuts if value != off]
+    compared = (
+        ("algorithm.correction", algorithm.correction, "none"),
+        ("algorithm.mismatch_stop", algorithm.mismatch_stop, None),
+    )
+    for key, value, off in compared:
+        if value not in (off, "auto"):
+            message = f"is {show(value)}, but with {' and '.join(cut_keys)} vLLM's log-probs are of a cut distribution"
+            remedy = f"set {key}={show(off)}, or rollout.engine=embedded, or leave out {' and '.join(cut_keys)}"
+            yield Conflict((key, "rollout.engine", *cut_keys), message, remedy)
 
 
 def _short_name(function: str, functions: Sequence[str]) -> str:

@@ -58,29 +58,27 @@ def is_stated(config: Config, key: str) -> bool:
 
 
 def _idle(config: Config) -> Iterator[_Idle]:
-    if config.algorithm.kl_coef == 0:
-        keys, decided_by = ("algorithm.kl_estimator", "algorithm.reference"), "algorithm.kl_coef"
-        yield _Idle(keys, decided_by, f"{decided_by} is 0, so there is no reference", f"set {decided_by} above 0")
+    yield from _idle_of_algorithm(config)
+    yield from _idle_of_evaluation(config)
     if config.trainer.lr_schedule == "constant":
         decided_by = "trainer.lr_schedule"
         yield _Idle(("trainer.lr_final",), decided_by, f"{decided_by} is constant", "set it to linear or cosine")
     if not isinstance(config.reward.function, tuple):
         reason, remedy = "weights are for a list of functions", "give reward.function as a list"
         yield _Idle(("reward.weights",), "reward.function", reason, remedy)
+    if config.reward.overlong_buffer == 0:
+        decided_by = "reward.overlong_buffer"
+        yield _Idle(("reward.overlong_penalty",), decided_by, f"{decided_by} is 0", "set it to 1 or more")
     if config.run.steps is not None:
         yield _Idle(("data.epochs",), "run.steps", f"run.steps={config.run.steps} decides", "set run.steps=null")
+    if config.model.lora_rank == 0:
+        keys, decided_by = ("model.lora_alpha", "model.lora_targets"), "model.lora_rank"
+        yield _Idle(keys, decided_by, f"{decided_by} is 0, so there are no adapters", "set it to 1 or more")
     if config.data.chat_template == "never":
         decided_by = "data.chat_template"
         yield _Idle(("data.chat_template_options",), decided_by, f"{decided_by} is never", f"set {decided_by}=auto")
     if config.sft.train is None and config.sft.steps == 0:
         yield _Idle(("sft.batch_size", "sft.lr"), "sft.train", "there is no warm start", "give sft.train and sft.steps")
-    if config.evaluation.data is None:
-        keys = tuple(f"evaluation.{name}" for name in ("every", "n", "temperature", "metric", "patience"))
-        reason, remedy = "there is nothing to evaluate on", "give evaluation.data"
-        yield _Idle((*keys, "checkpoint.keep_best"), "evaluation.data", reason, remedy)
-    elif config.evaluation.every == 0:
-        reason = "evaluation.every is 0, so nothing is evaluated in between"
-        yield _Idle(("evaluation.patience",), "evaluation.every", reason, "set it to 1 or more")
     if config.cluster.num_workers == 1:
         keys, decided_by = ("cluster.address", "cluster.max_failures"), "cluster.num_workers"
         keys += ("rollout.tensor_parallel", "trainer.replicas")
@@ -92,3 +90,38 @@ def _idle(config: Config) -> Iterator[_Idle]:
     if config.tracking.rollouts_every == 0:
         decided_by = "tracking.rollouts_every"
         yield _Idle(("tracking.rollouts_max",), decided_by, f"{decided_by} is 0", "set it to 1 or more")
+
+
+def _idle_of_algorithm(config: Config) -> Iterator[_Idle]:
+    algorithm = config.algorithm
+    by_advantage, by_loss, by_kl = "algorithm.advantage", "algorithm.loss", "algorithm.kl_coef"
+    advantage = f"{by_advantage} is {algorithm.advantage}"
+    if algorithm.advantage != "grpo":
+        keys, reason = ("algorithm.normalize_std",), f"{advantage}, and only grpo leaves the choice"
+        yield _Idle(keys, by_advantage, reason, f"set {by_advantage}=grpo")
+    if algorithm.advantage not in ("gae", "reinforce_plus_plus"):
+        keys, reason = ("algorithm.gamma",), f"{advantage}, which discounts nothing"
+        yield _Idle(keys, by_advantage, reason, f"set {by_advantage}=gae or reinforce_plus_plus")
+    if algorithm.advantage != "gae":
+        keys = ("algorithm.lam", "critic.path", "critic.lr", "critic.warmup_steps", "critic.clip_value")
+        yield _Idle(keys, by_advantage, f"{advantage}, which has no critic", f"set {by_advantage}=gae")
+    if algorithm.loss != "ppo_clip":
+        reason, remedy = f"{by_loss} is {algorithm.loss}, which has no dual clip", f"set {by_loss}=ppo_clip"
+        yield _Idle(("algorithm.clip_dual",), by_loss, reason, remedy)
+    if algorithm.idle_groups != "resample":
+        decided_by = "algorithm.idle_groups"
+        reason, remedy = f"{decided_by} is {algorithm.idle_groups}", f"set {decided_by}=resample"
+        yield _Idle(("algorithm.max_resample",), decided_by, reason, remedy)
+    if algorithm.kl_coef == 0:
+        keys = ("algorithm.kl_estimator", "algorithm.kl_place", "algorithm.reference")
+        yield _Idle(keys, by_kl, f"{by_kl} is 0, so there is no reference", f"set {by_kl} above 0")
+
+
+def _idle_of_evaluation(config: Config) -> Iterator[_Idle]:
+    if config.evaluation.data is None:
+        keys = tuple(f"evaluation.{name}" for name in ("every", "n", "temperature", "metric", "patience"))
+        reason, remedy = "there is nothing to evaluate on", "give evaluation.data"
+        yield _Idle((*keys, "checkpoint.keep_best"), "evaluation.data", reason, remedy)
+    elif config.evaluation.every == 0:
+        reason = "evaluation.every is 0, so nothing is evaluated in between"
+        yield _Idle(("evaluation.patience",), "evaluation.every", reason, "set it to 1 or more")

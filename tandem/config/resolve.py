@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from tandem.config.algorithm import Correction
-from tandem.config.checks import contradictions, updates_per_step
+from tandem.config.checks import contradictions, is_kl_in_reward, updates_per_step
 from tandem.config.cluster import ClusterConfig
 from tandem.config.schema import Config
 from tandem.errors import ConfigError, Problem
@@ -104,22 +104,27 @@ def _engine_is_exact(config: Config) -> bool:
 
 
 def _correction(config: Config, old_logprobs: OldLogprobs) -> Correction:
-    """Where the two differ. With `rollout` the ratio of the loss is to the engine already, and nothing is left."""
+    """Where the two differ, and can be compared.
+
+    With `rollout` the ratio of the loss is to the engine already, and nothing is left.
+    """
     if config.algorithm.correction != "auto":
         return config.algorithm.correction
-    return "none" if old_logprobs == "rollout" or _engine_is_exact(config) else "token_tis"
+    is_none = old_logprobs == "rollout" or config.rollout.has_cut_logprobs or _engine_is_exact(config)
+    return "none" if is_none else "token_tis"
 
 
 def _old_logprobs(config: Config) -> OldLogprobs:
     """The cheapest that is exact: no extra pass where the update or the sampling has the same numbers already.
 
-    A correction compares the trainer's with the engine's, so it needs the trainer's.
+    A correction compares the trainer's with the engine's, so it needs the trainer's. A KL penalty in the rewards needs
+    them before the update.
     """
     if config.algorithm.old_logprobs != "auto":
         return config.algorithm.old_logprobs
-    if config.rollout.top_p < 1 or config.rollout.top_k is not None:
+    if config.rollout.is_cut:
         return "recompute"
-    if updates_per_step(config) == 1:
+    if updates_per_step(config) == 1 and not is_kl_in_reward(config):
         return "update"
     compared = config.algorithm.correction not in ("auto", "none")
     return "rollout" if _engine_is_exact(config) and not compared else "recompute"

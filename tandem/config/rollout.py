@@ -55,3 +55,13 @@ class RolloutConfig(Section):
             "heads, key-value heads, intermediate size and vocabulary."
         ),
     )
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether `top_p` or `top_k` leave tokens out."""
+        return self.top_p < 1 or self.top_k is not None
+
+    @property
+    def has_cut_logprobs(self) -> bool:
+        """Whether the log-probs kept while sampling are of the distribution that is left, as vLLM's are."""
+        return self.engine == "vllm" and self.is_cut

@@ -4,9 +4,12 @@ import pytest
 
 from tandem.config import load_config
 from tandem.config.checks import updates_per_step
+from tandem.config.option import choices
 from tandem.errors import ConfigError
 
 ENOUGH = ("model.path=Qwen/Qwen3-0.6B", "data.train=train.parquet", "reward.function=exact_match")
+WITHIN_GROUPS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
+WITHOUT_GROUPS = ("reinforce_plus_plus", "remax", "gae")
 NEW = "model.new={architecture: Qwen3ForCausalLM}"
 
 
@@ -16,11 +19,56 @@ def messages(*overrides: str) -> list[str]:
     return [f"{problem.key}: {problem.message} -> {problem.remedy}" for problem in caught.value.problems]
 
 
-def test_fault_45_a_group_of_one_has_nothing_to_compare_with():
-    assert messages("rollout.n=1") == [
-        "rollout.n: is 1: a group of one has nothing to compare with, so every advantage would be 0 "
-        "-> set it to 2 or more; 8 is usual"
+@pytest.mark.parametrize("advantage", WITHIN_GROUPS)
+def test_fault_45_a_group_of_one_has_nothing_to_compare_with(advantage: str):
+    assert messages("rollout.n=1", f"algorithm.advantage={advantage}") == [
+        f"rollout.n: is 1: a group of one has nothing to compare with, so with algorithm.advantage={advantage} it "
+        "would teach nothing -> set it to 2 or more; 8 is usual. reinforce_plus_plus, remax and gae need no group "
+        "(algorithm.advantage)"
     ]
+
+
+@pytest.mark.parametrize("advantage", WITHOUT_GROUPS)
+def test_what_compares_with_something_else_needs_no_group_and_draws_none_again(advantage: str):
+    load_config(None, [*ENOUGH, "rollout.n=1", f"algorithm.advantage={advantage}"])
+    assert messages("algorithm.idle_groups=resample", f"algorithm.advantage={advantage}") == [
+        f"algorithm.idle_groups: is resample, but with algorithm.advantage={advantage} groups of equal rewards teach "
+        "something, too -> set algorithm.idle_groups=keep, or algorithm.advantage to one of grpo, dr_grpo, rloo, "
+        "reinforce_plus_plus_baseline"
+    ]
+
+
+def test_every_advantage_is_known_to_need_a_group_or_not():
+    assert {*WITHIN_GROUPS, *WITHOUT_GROUPS} == set(choices("algorithm.advantage"))
+
+
+def test_a_kl_penalty_in_the_rewards_needs_old_log_probs_before_the_update():
+    overrides = ["algorithm.kl_coef=0.1", "algorithm.kl_place=reward"]
+    (message,) = messages(*overrides, "algorithm.old_logprobs=update")
+    assert message == (
+        "algorithm.old_logprobs: is update, but with algorithm.kl_place=reward they are needed before the update, for "
+        "the advantages -> set algorithm.old_logprobs=auto or recompute, or algorithm.kl_place=loss"
+    )
+    for choice in ("auto", "rollout", "recompute"):
+        load_config(None, [*ENOUGH, *overrides, f"algorithm.old_logprobs={choice}"])
+
+
+@pytest.mark.parametrize("buffer", [100, 200])
+def test_some_length_is_free_of_the_penalty(buffer: int):
+    assert messages("rollout.max_response_length=100", f"reward.overlong_buffer={buffer}") == [
+        f"reward.overlong_buffer: is {buffer}, so with rollout.max_response_length=100 every response would be too "
+        "long -> set it below 100; DAPO takes a fifth of the length, 20"
+    ]
+    load_config(None, [*ENOUGH, "rollout.max_response_length=100", "reward.overlong_buffer=99"])
+
+
+def test_the_policy_learns_after_the_critics_warm_up():
+    overrides = ["algorithm.advantage=gae", "run.steps=10"]
+    assert messages(*overrides, "critic.warmup_steps=10") == [
+        "critic.warmup_steps: is 10, so within run.steps=10 the policy would never be updated "
+        "-> set it below 10, or more steps"
+    ]
+    load_config(None, [*ENOUGH, *overrides, "critic.warmup_steps=9"])
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,23 @@ ENOUGH = ("model.path=Qwen/Qwen3-0.6B", "data.train=train.parquet", "reward.func
     [
         (["algorithm.kl_estimator=k1"], ["algorithm.kl_coef=0.1"]),
         (["algorithm.reference=folder"], ["algorithm.kl_coef=0.1"]),
+        (["algorithm.kl_place=reward"], ["algorithm.kl_coef=0.1"]),
+        (["algorithm.normalize_std=group", "algorithm.advantage=rloo"], ["algorithm.advantage=grpo"]),
+        (["algorithm.normalize_std=batch", "algorithm.advantage=dr_grpo"], ["algorithm.advantage=grpo"]),
+        (["algorithm.gamma=0.9"], ["algorithm.advantage=gae"]),
+        (["algorithm.gamma=0.9"], ["algorithm.advantage=reinforce_plus_plus"]),
+        (["algorithm.lam=0.9"], ["algorithm.advantage=gae"]),
+        (["algorithm.lam=0.9", "algorithm.advantage=reinforce_plus_plus"], ["algorithm.advantage=gae"]),
+        (["critic.path=folder"], ["algorithm.advantage=gae"]),
+        (["critic.lr=1e-4"], ["algorithm.advantage=gae"]),
+        (["critic.warmup_steps=1"], ["algorithm.advantage=gae"]),
+        (["critic.clip_value=null"], ["algorithm.advantage=gae"]),
+        (["algorithm.clip_dual=3.0", "algorithm.loss=gspo"], ["algorithm.loss=ppo_clip"]),
+        (["algorithm.clip_dual=3.0", "algorithm.loss=cispo"], ["algorithm.loss=ppo_clip"]),
+        (["algorithm.max_resample=2"], ["algorithm.idle_groups=resample"]),
+        (["reward.overlong_penalty=0.5"], ["reward.overlong_buffer=8"]),
+        (["model.lora_alpha=16"], ["model.lora_rank=8"]),
+        (["model.lora_targets=[q_proj]"], ["model.lora_rank=8"]),
         (["trainer.lr_final=0.1"], ["trainer.lr_schedule=linear"]),
         (["reward.weights={exact_match: 2}"], ["reward.function=[exact_match, format]"]),
         (["data.epochs=2", "run.steps=10"], ["run.steps=null"]),
@@ -76,6 +93,13 @@ def test_one_worker_on_the_command_line_takes_the_files_cluster_along(tmp_path: 
     config = load_config(path, [*ENOUGH, "cluster.num_workers=1"])
     assert (config.cluster.num_workers, config.cluster.address, config.cluster.max_failures) == (1, None, 3)
     assert (config.rollout.tensor_parallel, config.trainer.replicas) == (1, 1)
+
+
+def test_another_advantage_on_the_command_line_takes_the_files_critic_along(tmp_path: Path):
+    path = tmp_path / "run.yaml"
+    path.write_text("algorithm: {advantage: gae, lam: 0.95}\ncritic: {lr: 1.0e-4, warmup_steps: 2}\n")
+    config = load_config(path, [*ENOUGH, "algorithm.advantage=rloo"])
+    assert (config.algorithm.lam, config.critic.lr, config.critic.warmup_steps) == (1.0, 1e-5, 0)
 
 
 def test_a_file_that_switches_off_what_it_sets_is_refused(tmp_path: Path):

@@ -8,6 +8,7 @@ from tandem.config import Config, load_config, resolve_config, to_yaml
 from tandem.config.presets import PRESETS
 from tandem.errors import ConfigError
 
+KL = ("algorithm.kl_coef=0.1",)
 ENOUGH = ("model.path=Qwen/Qwen3-0.6B", "data.train=train.parquet", "reward.function=exact_match")
 
 
@@ -83,6 +84,10 @@ def test_what_is_given_stays():
         (["trainer.update_epochs=2", "algorithm.correction=none"], 0, "rollout"),
         (["trainer.update_epochs=2", "algorithm.correction=token_mask"], 0, "recompute"),
         (["algorithm.correction=token_mask"], 0, "update"),
+        ([*KL, "algorithm.kl_place=loss"], 0, "update"),
+        ([*KL, "algorithm.kl_place=reward"], 0, "rollout"),
+        ([*KL, "algorithm.kl_place=reward"], 1, "recompute"),
+        ([*KL, "algorithm.kl_place=reward", "algorithm.correction=token_mask"], 0, "recompute"),
     ],
 )
 def test_old_logprobs_come_from_the_cheapest_exact_place(overrides: list[str], num_gpus: int, choice: str):
