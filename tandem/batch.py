@@ -102,6 +102,9 @@ class Rewards:
     valid: Bool[Tensor, " B"]
     problems: Mapping[int, str] = field(default_factory=dict)  # row -> why it has no reward
     metrics: Mapping[str, float] = field(default_factory=dict)  # extra keys of the reward function, averaged
+    components: Mapping[str, Float[Tensor, " B"]] = field(default_factory=dict)  # the same per response; NaN = has none
+    baselines: Float[Tensor, " B"] | None = None  # reward of the greedy response to the same prompt; NaN = has none
+    drawn: Drawn | None = None  # where these are not the rewards as the function gave them, of all that was drawn
 
     @property
     def mean(self) -> float:
@@ -117,6 +120,21 @@ class Rewards:
     def num_invalid(self) -> int:
         """How many responses have no reward."""
         return int((~self.valid).sum())
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """All responses that a step has drawn, with their rewards as the function gave them.
+
+    What is learnt from may be less (groups without contrast are put aside), and shaped (long responses pay).
+    """
+
+    rollouts: Rollouts
+    rewards: Rewards
+    num_batches: int = 1
+    num_idle: int = 0  # groups put aside, since they had no contrast
+    num_surplus: int = 0  # groups with contrast that were more than the step needs
+    num_missing: int = 0  # groups with contrast that the step lacks
 
 
 @dataclass(frozen=True)
