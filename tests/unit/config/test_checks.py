@@ -130,6 +130,25 @@ def test_old_logprobs_of_the_update_need_one_update_of_unfiltered_samples(overri
     assert message.startswith(start)
 
 
+@pytest.mark.parametrize(
+    ("setting", "off"),
+    [
+        ("algorithm.correction=token_tis", "algorithm.correction=none"),
+        ("algorithm.mismatch_stop=0.1", "algorithm.mismatch_stop=null"),
+    ],
+)
+def test_fault_22_nothing_is_compared_with_log_probs_of_a_cut_distribution(setting: str, off: str):
+    """vLLM's are such; those of the embedded engine are of the full one, whatever is drawn from."""
+    key, _, value = setting.partition("=")
+    (message,) = messages(setting, "rollout.engine=vllm", "rollout.top_p=0.9", "rollout.top_k=20")
+    assert message == (
+        f"{key}: is {value}, but with rollout.top_p and rollout.top_k vLLM's log-probs are of a cut distribution -> "
+        f"set {off}, or rollout.engine=embedded, or leave out rollout.top_p and rollout.top_k"
+    )
+    for cure in ((off,), ("rollout.engine=embedded",), ("rollout.top_p=1.0", "rollout.top_k=null")):
+        load_config(None, [*ENOUGH, setting, "rollout.engine=vllm", "rollout.top_k=20", *cure])
+
+
 @pytest.mark.parametrize("choice", ["token_tis", "sequence_tis", "token_mask", "sequence_mask"])
 def test_a_correction_needs_log_probs_of_the_trainers_own(choice: str):
     (message,) = messages(f"algorithm.correction={choice}", "algorithm.old_logprobs=rollout")

@@ -106,6 +106,9 @@ def test_old_logprobs_come_from_the_cheapest_exact_place(overrides: list[str], n
         (["model.dtype=float32", "algorithm.correction=sequence_tis"], 1, "sequence_tis"),
         (["algorithm.old_logprobs=rollout"], 0, "none"),
         (["algorithm.correction=none"], 1, "none"),
+        (["rollout.engine=vllm"], 0, "token_tis"),
+        (["rollout.engine=vllm", "rollout.top_p=0.9"], 1, "none"),
+        (["rollout.engine=embedded", "rollout.top_p=0.9"], 1, "token_tis"),
     ],
 )
 def test_an_engine_that_is_not_exact_is_corrected(overrides: list[str], num_gpus: int, choice: str):
