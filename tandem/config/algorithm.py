@@ -12,13 +12,14 @@ ClipLow = Annotated[float, Field(gt=0, le=1)]
 ClipDual = Annotated[float, Field(gt=1)]
 AroundOne = Annotated[tuple[Share, Annotated[float, Field(ge=1)]], Field(strict=False)]
 Advantage = Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "gae"]
+PresetName = Literal["notes", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp", "ppo"]
 Correction = Literal["none", "token_tis", "sequence_tis", "token_mask", "sequence_mask"]
 
 
 class AlgorithmConfig(Section):
     """Advantages and the loss."""
 
-    preset: Literal["notes", "grpo", "dr_grpo"] | None = Field(
+    preset: PresetName | None = Field(
         None, description="A named collection of settings, in several sections; keys that are given otherwise win."
     )
     advantage: Advantage = Field(

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem.config import leaf_keys, load_config
+from tandem.config import Config, leaf_keys, load_config, resolve_config
+from tandem.config.checks import updates_per_step
+from tandem.config.display import show
 from tandem.config.option import choices
 from tandem.config.presets import PRESETS
 from tandem.config.schema import value_of
@@ -24,6 +26,38 @@ def test_a_preset_sets_what_it_says_and_passes_all_checks(name: str):
     config = load_config(None, [*ENOUGH, f"algorithm.preset={name}"])
     for key, value in PRESETS[name].settings.items():
         assert value_of(config, key) == value
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_every_value_of_a_preset_can_be_overridden_in_the_file(name: str, tmp_path: Path):
+    path = tmp_path / "run.yaml"
+    for key in PRESETS[name].settings:
+        if (name, key) == ("dapo", "rollout.max_response_length"):
+            continue  # the default is shorter than the preset's overlong_buffer, which is refused
+        section, _, option = key.partition(".")
+        path.write_text(f"{section}: {{{option}: {show(value_of(Config(), key))}}}\n")
+        config = load_config(path, [*ENOUGH, f"algorithm.preset={name}"])
+        assert value_of(config, key) == value_of(Config(), key), key
+
+
+@pytest.mark.parametrize(
+    ("name", "updates", "old_logprobs"),
+    [
+        ("notes", 4 * 64, "rollout"),
+        ("grpo", 1, "update"),
+        ("dr_grpo", 1, "update"),
+        ("dapo", 16, "rollout"),
+        ("gspo", 4, "rollout"),
+        ("cispo", 16, "rollout"),
+        ("rloo", 2, "rollout"),
+        ("reinforce_pp", 1, "rollout"),  # one update, but the KL divergence is in the rewards
+        ("ppo", 1, "update"),
+    ],
+)
+def test_a_preset_makes_as_many_updates_per_step_as_its_paper(name: str, updates: int, old_logprobs: str):
+    config = resolve_config(load_config(None, [*ENOUGH, f"algorithm.preset={name}"]), num_cpus=1, num_gpus=0)
+    assert updates_per_step(config) == updates
+    assert config.algorithm.old_logprobs == old_logprobs
 
 
 def test_preset_notes_is_the_notes_own_setting():
