@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy
 import pytest
 import torch
 
-from tandem.algorithm.advantages import GroupCounts, count_groups, estimate_advantages, grpo_advantages, idle_groups
+from tandem.algorithm.advantages import estimate_advantages, idle_groups
+from tandem.algorithm.group_advantages import grpo_advantages
+from tandem.algorithm.groups import GroupCounts, count_groups
 from tandem.batch import Prompt, Response, Rewards, Rollouts
 from tandem.config.algorithm import AlgorithmConfig
 
@@ -216,16 +220,17 @@ def test_own_advantage_function_that_returns_no_tensor_is_named(result):
 
 
 def test_what_own_advantage_function_does_in_place_changes_no_rollouts():
-    given = [tensor.clone() for tensor in (REWARDS.values, REWARDS.valid, ROLLOUTS.group_ids, ROLLOUTS.response_mask)]
+    rewards = replace(REWARDS, components={"format": torch.zeros(4)})
+    given = (rewards.values, rewards.valid, ROLLOUTS.group_ids, ROLLOUTS.response_mask, rewards.components["format"])
+    before = [tensor.clone() for tensor in given]
 
-    def own(*, rewards, valid, group_ids, response_mask):
-        for tensor in (rewards, valid, group_ids, response_mask):
+    def own(*, rewards, valid, group_ids, response_mask, components):
+        for tensor in (rewards, valid, group_ids, response_mask, components["format"]):
             tensor.fill_(1)
         return rewards
 
-    estimate_advantages(AlgorithmConfig(), REWARDS, ROLLOUTS, function=own)
-    found = (REWARDS.values, REWARDS.valid, ROLLOUTS.group_ids, ROLLOUTS.response_mask)
-    assert all(map(torch.equal, given, found))
+    estimate_advantages(AlgorithmConfig(), rewards, ROLLOUTS, function=own)
+    assert all(map(torch.equal, given, before))
 
 
 def test_own_advantage_function_that_returns_nan_is_named():
