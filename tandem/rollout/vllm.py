@@ -94,14 +94,17 @@ class VllmEngine:
         """An LLMEngine, asleep."""
         meeting = self._ranks.gather(uuid.uuid4().hex)[0]
         with starting_vllm(), tempfile.TemporaryDirectory() as folder:
+            from vllm.distributed.parallel_state import destroy_model_parallel
             from vllm.engine.arg_utils import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
             self._config.save_pretrained(folder)
             try:
                 config = EngineArgs(**self._arguments(folder)).create_engine_config()
+                if config.model_config.is_moe:  # experts need a group that a dense model before it has not made
+                    destroy_model_parallel()
                 llm = LLMEngine(config, _executor(self._ranks, meeting), log_stats=False)
-            except (ValueError, RuntimeError) as error:
+            except (ValueError, RuntimeError, AssertionError) as error:
                 raise ModelError(
                     f"vLLM cannot be started with this model: {error}",
                     remedy="set rollout.engine=embedded, or change rollout.vllm_options, rollout.kv_cache_gib or the "
@@ -165,6 +168,8 @@ class VllmEngine:
             self._llm.wake_up(["weights"])
         if not self._llm.apply_model(_has_head)[0]:  # it takes the embedding
             weights = ((name, tensor) for name, tensor in weights if not name.startswith("lm_head."))
+        if self._settings.device.type == "cpu":
+            self._llm.apply_model(_forget_packed_experts)
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
 
     def wake(self, policy_version: int) -> None:
@@ -277,6 +282,16 @@ class VllmEngine:
 
 def _has_head(model: torch.nn.Module) -> bool:
     return hasattr(model, "lm_head")
+
+
+def _forget_packed_experts(model: torch.nn.Module) -> None:
+    """Have vLLM pack the experts' next weights, too: on CPUs it packs those that a layer's kernel is made for, only."""
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if isinstance(method, UnquantizedFusedMoEMethod):
+            method.moe_kernel = None
 
 
 def _executor(ranks: Ranks, meeting: str) -> type[Any]:
