@@ -42,6 +42,11 @@ class Response:
     text: str  # decoded, without special tokens and without the stop string
     finish_reason: str  # "stop": EOS or stop string, "length": cut off at the limit
 
+    @property
+    def is_truncated(self) -> bool:
+        """Whether it was cut off at the length limit."""
+        return self.finish_reason == "length"
+
 
 @dataclass(frozen=True)
 class Rollouts:
@@ -158,6 +163,20 @@ class UpdateResult:
     logprobs: Float[Tensor, "B L"] | None = None  # at the last pass over each row; NaN in rows that were not run
     ratio: Float[Tensor, "B L"] | None = None  # likewise, 0 outside of the loss mask
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CriticUpdate:
+    """What one step's update of the critic did. Means are over the tokens in its loss."""
+
+    loss: float  # of all mini-batches
+    clip_fraction: float  # tokens of all mini-batches and epochs whose loss is that of the clipped value
+    value_mean: float  # before the update, in the reward's unit; NaN where no token is in the loss
+    explained_variance: float  # of the returns, by the values before the update; NaN where they are all equal
+    grad_norm: float  # before clipping, mean over the mini-batches
+    lr: float
+    num_updates: int  # optimizer steps taken
+    num_skipped: int  # optimizer steps left out because loss or gradient was not finite
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""From tokens to hidden states, and from those to logits: the same in both phases."""
+"""From tokens to hidden states, and from those to logits, the same in both phases; or to values."""
 
 from __future__ import annotations
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tandem.errors import ModelError
@@ -59,3 +59,16 @@ def head_logits(model: PreTrainedModel, hidden: Float[Tensor, "N D"]) -> Float[T
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     return logits
+
+
+def value_head(model: PreTrainedModel) -> nn.Linear | None:
+    """The head of a value model; None where the model is none."""
+    head = dict(model.named_children()).get("score")  # by this name all of transformers' sequence classifiers have it
+    return head if isinstance(head, nn.Linear) else None
+
+
+def head_values(model: PreTrainedModel, hidden: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
+    """Values in float32. The product is taken in the head's own dtype."""
+    head = value_head(model)
+    assert head is not None, "no value model"
+    return head(hidden.to(head.weight.dtype)).float().squeeze(-1)

@@ -34,31 +34,35 @@ from tandem.model.tensor_files import MAX_FILE_BYTES, read, saved_dtype, write
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # that a config can name
 
 
-def read_config(config: ModelConfig) -> PreTrainedConfig:
+def read_config(config: ModelConfig, *, key: str = "model.path") -> PreTrainedConfig:
     """The config of the model at `model.path`, with all randomness of training (dropout, router noise) set to 0.
+
+    Args:
+        config: Its `path` and `trust_remote_code` are used.
+        key: The config key that gave the path, for messages.
 
     Raises:
         ModelError: It cannot be read, is unknown to transformers, or needs code that is shipped with the model.
     """
     if config.path is None:
         raise ModelError("no model is given", remedy="set model.path or model.new")
-    path = resolve_model_path(config.path)
+    path = resolve_model_path(config.path, key=key)
     if isinstance(path, str):
-        check_hub_name(path)
+        check_hub_name(path, key)
     try:
         fields, _ = PreTrainedConfig.get_config_dict(path)
         known = fields.get("model_type") in CONFIG_MAPPING
         if "auto_map" in fields and not known and not config.trust_remote_code:
-            raise foreign_code("model.path", config.path)
+            raise foreign_code(key, config.path)
         if not known and "auto_map" not in fields:
             raise ModelError(
-                f"model.path: {config.path!r} is of type {fields.get('model_type')!r}, unknown to transformers",
+                f"{key}: {config.path!r} is of type {fields.get('model_type')!r}, unknown to transformers",
                 remedy="use another model, or a release of transformers that has this type",
             )
         model_config = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"model.path: no model can be read from {config.path!r}: {error}",
+            f"{key}: no model can be read from {config.path!r}: {error}",
             remedy="give a Hugging Face model folder, a run folder, a checkpoint, or a hub name that can be reached",
         ) from error
     return without_dropout(model_config)
@@ -233,8 +237,9 @@ def _save_config(model: PreTrainedModel, folder: Path, dtype: torch.dtype | None
     if model.is_remote_code():
         custom_object_save(model, folder, config=config)  # pyrefly: ignore[bad-argument-type]
     config.save_pretrained(folder)
-    _make_saveable(model.generation_config)
-    model.generation_config.save_pretrained(folder)
+    if model.can_generate():  # a value model cannot
+        _make_saveable(model.generation_config)
+        model.generation_config.save_pretrained(folder)
 
 
 @contextmanager

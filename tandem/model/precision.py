@@ -6,10 +6,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from tandem.model.forward import value_head
+
 
 def head_parameters(model: PreTrainedModel) -> set[nn.Parameter]:
-    """Those of the output embeddings. Where input and output embeddings are one tensor, it is the head's."""
-    head = model.get_output_embeddings()
+    """Those of the output embeddings, or of a value head. Where both embeddings are one tensor, it is the head's."""
+    head = model.get_output_embeddings() or value_head(model)
     return set() if head is None else set(head.parameters())
 
 

@@ -95,7 +95,7 @@ def weights_folder(path: str) -> Path:
     return Path(snapshot_download(folder, allow_patterns=["model*.safetensors", "model.safetensors.index.json"]))
 
 
-def weights_problems(folder: Path | str) -> list[ModelError]:
+def weights_problems(folder: Path | str, *, key: str = "model.path") -> list[ModelError]:
     """What is wrong with the weight files of a Hugging Face folder: only safetensors are read.
 
     Of a hub name nothing is said: its files are not here yet.
@@ -103,7 +103,7 @@ def weights_problems(folder: Path | str) -> list[ModelError]:
     if isinstance(folder, str):
         return []
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
-    start = f"model.path: {str(folder)!r}"
+    start = f"{key}: {str(folder)!r}"
     if any(name.endswith(".safetensors") for name in names):
         return []
     pickled = [name for name in names if name.startswith("pytorch_model") and name.endswith(".bin")]

@@ -24,7 +24,7 @@ from tandem.model.precision import head_parameters
 from tandem.model.ranks import Ranks
 from tandem.model.shards import Shard
 from tandem.model.skeleton import materialise
-from tandem.trainer.policy import Policy
+from tandem.trainer.packed_model import PackedModel
 from tandem.trainer.weights import Collector, local_gradient_norm
 
 
@@ -45,12 +45,12 @@ def training_mesh(ranks: Ranks, *, replicas: int, device: torch.device) -> Devic
 
 
 class ShardedWeights:
-    """`Weights` on several ranks. It makes `policy` an FSDP module, with memory for this rank's rows, of any content.
+    """`Weights` on several ranks. It makes `packed` an FSDP module, with memory for this rank's rows, of any content.
 
-    A policy whose parameters need no gradients, such as a reference, is spread in the same way.
+    A model whose parameters need no gradients, such as a reference, is spread in the same way.
 
     Args:
-        policy: Around a `skeleton`. Its `body_dtype` is what everything but the head computes in.
+        packed: Around a `skeleton`. Its `body_dtype` is what everything but the head computes in.
         mesh: From `training_mesh`.
         head_dtype: Of the output embeddings, and of the input embeddings where both are one tensor.
         device: Where this rank computes.
@@ -59,13 +59,13 @@ class ShardedWeights:
         ModelError: The model's layers cannot be found.
     """
 
-    def __init__(self, policy: Policy, mesh: DeviceMesh, *, head_dtype: torch.dtype, device: torch.device) -> None:
-        _spread(policy, mesh, head_dtype)
-        policy.to_empty(device=device)  # in place: FSDP and tied modules keep seeing the same parameters
-        materialise(policy.model, device)
+    def __init__(self, packed: PackedModel, mesh: DeviceMesh, *, head_dtype: torch.dtype, device: torch.device) -> None:
+        _spread(packed, mesh, head_dtype)
+        packed.to_empty(device=device)  # in place: FSDP and tied modules keep seeing the same parameters
+        materialise(packed.model, device)
         self._group = mesh.get_group("shard")
         self._device = device
-        spread = dict(policy.model.named_parameters())  # a tied tensor is listed once
+        spread = dict(packed.model.named_parameters())  # a tied tensor is listed once
         self._masters = {name: _own_rows(parameter) for name, parameter in spread.items()}
         self._shards = {name: _as_shard(own, spread[name].shape, mesh) for name, own in self._masters.items()}
         self._collector = Collector(self._masters, spread)
@@ -97,18 +97,18 @@ class ShardedWeights:
         return list(self._masters.values())
 
 
-def _spread(policy: Policy, mesh: DeviceMesh, head_dtype: torch.dtype) -> None:
+def _spread(packed: PackedModel, mesh: DeviceMesh, head_dtype: torch.dtype) -> None:
     """Make groups of parameters that are gathered together: each layer, each module beside them, and the head."""
-    of_head = head_parameters(policy.model)
-    for module in gathered_parts(policy.model):
+    of_head = head_parameters(packed.model)
+    for module in gathered_parts(packed.model):
         if of_head.isdisjoint(module.parameters()):
-            _make_group(module, mesh, policy.body_dtype)
-    _make_group(policy, mesh, head_dtype)  # what is left: the head, with the embedding that is tied to it
-    for module in policy.modules():  # neither setting reaches the modules inside
+            _make_group(module, mesh, packed.body_dtype)
+    _make_group(packed, mesh, head_dtype)  # what is left: the head, with the embedding that is tied to it
+    for module in packed.modules():  # neither setting reaches the modules inside
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot multiply while it adds
             module.set_gradient_divide_factor(1.0)
-    policy.register_forward_hook(_let_go)
+    packed.register_forward_hook(_let_go)
 
 
 def _make_group(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> None:
@@ -135,10 +135,10 @@ def gathered_parts(model: PreTrainedModel) -> list[nn.Module]:
     )
 
 
-def _let_go(policy: FSDPModule, args: object, output: object) -> None:
+def _let_go(packed: FSDPModule, args: object, output: object) -> None:
     """FSDP keeps the root's weights for the backward pass that it expects; without one they would stay, and get old."""
     if not torch.is_grad_enabled():
-        policy.reshard()
+        packed.reshard()
 
 
 def _own_rows(parameter: Tensor) -> nn.Parameter:

@@ -59,6 +59,7 @@ class Optimizer:
         betas, weight_decay: AdamW's. Norms and biases decay like all weights, as in the reference implementations.
         max_grad_norm: Gradients of a larger norm are scaled down to it.
         max_skipped: Raise when more than so many updates in a row were not finite.
+        lr_key: The config key that its learning rate comes from, for that message.
     """
 
     def __init__(
@@ -69,10 +70,12 @@ class Optimizer:
         weight_decay: float = 0.0,
         max_grad_norm: float = 1.0,
         max_skipped: int = 5,
+        lr_key: str = "trainer.lr",
     ) -> None:
         self.weights = weights
         self.max_grad_norm = max_grad_norm
         self.max_skipped = max_skipped
+        self.lr_key = lr_key
         self.betas = betas
         self.weight_decay = weight_decay
         self.reset()
@@ -113,6 +116,6 @@ class Optimizer:
         if self.skipped_in_row > self.max_skipped:
             raise TrainingError(
                 f"{self.skipped_in_row} updates in a row had a loss or gradient that is not finite; none was applied",
-                remedy="lower trainer.lr, look at the last rollouts in the run folder, or resume from an earlier "
+                remedy=f"lower {self.lr_key}, look at the last rollouts in the run folder, or resume from an earlier "
                 "checkpoint; trainer.max_skipped_updates sets how many are tolerated",
             )
