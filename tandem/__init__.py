@@ -23,9 +23,11 @@ if sys.platform == "win32":  # worker processes, locks and memory limits are tho
 if TYPE_CHECKING:
     from tandem.algorithm.advantages import estimate_advantages, grpo_advantages
     from tandem.algorithm.correction import Correction
+    from tandem.algorithm.function_loss import FunctionLoss
     from tandem.algorithm.kl import token_kl
-    from tandem.algorithm.losses import ClippedSurrogate, FunctionLoss, clipped_surrogate, grpo_loss
+    from tandem.algorithm.losses import ClippedSurrogate, grpo_loss
     from tandem.algorithm.masked import masked_mean, token_weights
+    from tandem.algorithm.surrogates import clipped_surrogate
     from tandem.batch import Evaluation, Prompt, Response, Rewards, Rollouts, UpdateResult
     from tandem.collect import collect, score
     from tandem.config.load import config_from_dict, load_config
@@ -50,7 +52,7 @@ _HOMES = {
     "ConfigError": "tandem.errors",
     "Correction": "tandem.algorithm.correction",
     "Evaluation": "tandem.batch",
-    "FunctionLoss": "tandem.algorithm.losses",
+    "FunctionLoss": "tandem.algorithm.function_loss",
     "Prompt": "tandem.batch",
     "Prompts": "tandem.data.prompts",
     "Response": "tandem.batch",
@@ -60,7 +62,7 @@ _HOMES = {
     "TandemError": "tandem.errors",
     "UpdateResult": "tandem.batch",
     "Workers": "tandem.hybrid.workers",
-    "clipped_surrogate": "tandem.algorithm.losses",
+    "clipped_surrogate": "tandem.algorithm.surrogates",
     "collect": "tandem.collect",
     "config_from_dict": "tandem.config.load",
     "estimate_advantages": "tandem.algorithm.advantages",

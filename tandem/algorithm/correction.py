@@ -2,7 +2,7 @@
 
 The engine samples from mu, the trainer's loss is an expectation under the old policy pi: the two differ where they
 compute in low precision or with different kernels, and where the responses were written by an older policy. Importance
-sampling makes up for it: a token's loss gets the weight pi / mu. A ratio may be huge, so it is bounded:
+sampling makes up for it: a token's policy-gradient loss gets the weight pi / mu. A ratio may be huge, so it is bounded:
 
                  above the range                     outside of the range
     one token    token_tis: cut to its upper end     token_mask: 0
@@ -63,7 +63,7 @@ def importance_ratio(
 
 @dataclass(frozen=True)
 class Correction:
-    """What the loss of a token is multiplied by, all of its terms, to make up for how it was drawn.
+    """What the policy-gradient loss of a token is multiplied by, to make up for how it was drawn.
 
         weights = Correction("token_tis", high=2.0)(old_logprobs, rollout_logprobs, response_mask)
 

@@ -30,14 +30,17 @@ class AdvantageFunction(Protocol):
         valid: Bool[Tensor, " B"],
         group_ids: Int[Tensor, " B"],
         response_mask: Bool[Tensor, "B L"],
+        components: Mapping[str, Float[Tensor, " B"]],
     ) -> Float[Tensor, " B"] | Float[Tensor, "B L"]:
         """Advantages per response [B] or per token [B, L], finite wherever `valid`. Larger is better.
 
         Args:
-            rewards: Reward of each response; meaningless where it is not `valid`.
+            rewards: Reward of each response, less its KL penalty where `kl_place=reward`; 0 where it is not `valid`.
             valid: False where a response has no reward or no token in the loss. Its advantage is set to 0.
             group_ids: Which prompt each response answers.
-            response_mask: True on the tokens that enter the loss.
+            response_mask: True on the tokens of valid responses that enter the loss.
+            components: What else the reward function returned: name -> one number for each response, NaN where a
+                response has none.
         """
         ...
 
@@ -126,8 +129,21 @@ class Loss(Protocol):
         advantages: Float[Tensor, " b #L"],
         response_mask: Bool[Tensor, "b L"],
         weights: Float[Tensor, "b L"],
+        correction: Float[Tensor, "b L"] | None = None,
         ref_logprobs: Float[Tensor, "b L"] | None = None,
         entropy: Float[Tensor, "b L"] | None = None,
     ) -> LossOutput:
-        """The loss of one micro-batch. Whatever stands outside of `response_mask`, NaN included, has no effect."""
+        """The loss of one micro-batch. Whatever stands outside of `response_mask`, NaN included, has no effect.
+
+        Args:
+            logprobs: Of the response tokens under the policy, with gradient, at the sampling temperature.
+            old_logprobs: Under the policy that the step began with.
+            advantages: Of each token, or of each response as [b, 1].
+            response_mask: True on the tokens that enter the loss.
+            weights: Each token's share in the loss of the whole mini-batch, see `token_weights`.
+            correction: What makes up for how each token was drawn, see `Correction`: a factor of its policy-gradient
+                loss, without gradient. None = all 1.
+            ref_logprobs: Under the reference; None where there is none.
+            entropy: Of the distribution that each token was drawn from, in nats; None where it was not computed.
+        """
         ...

@@ -126,14 +126,14 @@ def _backward(
             continue
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs[part].to(policy.device)
         mask = batch.loss_mask[part].to(policy.device)
-        drawn_as = batch.correction(old, batch.rollouts.rollout_logprobs[part].to(policy.device), mask)
         output = loss(
             logprobs=logprobs,
             old_logprobs=old,
             ref_logprobs=None if batch.ref_logprobs is None else batch.ref_logprobs[part].to(policy.device),
             advantages=batch.advantages[part].to(policy.device),
             response_mask=mask,
-            weights=weights[part].to(policy.device) * drawn_as,
+            weights=weights[part].to(policy.device),
+            correction=batch.correction(old, batch.rollouts.rollout_logprobs[part].to(policy.device), mask),
             entropy=entropy,
         )
         # From the log-probs as well, with nothing: other ranks wait for this one's gradients, whatever a loss returns.

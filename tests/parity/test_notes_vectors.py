@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from tandem.algorithm.advantages import grpo_advantages
-from tandem.algorithm.losses import clipped_surrogate, grpo_loss
+from tandem.algorithm.losses import grpo_loss
 from tandem.algorithm.masked import token_weights
+from tandem.algorithm.surrogates import clipped_surrogate
 
 NOTES = json.loads((Path(__file__).parents[1] / "vectors" / "notes.json").read_text(encoding="utf-8"))
 EXACT = {"rel": 0, "abs": 1e-12}

@@ -7,10 +7,12 @@ import math
 import pytest
 import torch
 
+from tandem.algorithm.function_loss import FunctionLoss
 from tandem.algorithm.kl import token_kl
-from tandem.algorithm.losses import ClippedSurrogate, FunctionLoss, as_loss, clipped_surrogate, grpo_loss
+from tandem.algorithm.losses import ClippedSurrogate, as_loss, grpo_loss
 from tandem.algorithm.masked import AGGREGATIONS, token_weights
 from tandem.algorithm.protocols import Loss
+from tandem.algorithm.surrogates import clipped_surrogate
 
 NAN = float("nan")
 

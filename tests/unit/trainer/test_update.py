@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.algorithm.losses import ClippedSurrogate, FunctionLoss
+from tandem.algorithm.function_loss import FunctionLoss
+from tandem.algorithm.losses import ClippedSurrogate
 from tandem.errors import TrainingError
 from tandem.trainer.logprobs import batch_logprobs
 from tandem.trainer.packing import PackingOptions

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.algorithm.losses import ClippedSurrogate, FunctionLoss
+from tandem.algorithm.function_loss import FunctionLoss
+from tandem.algorithm.losses import ClippedSurrogate
 from tandem.algorithm.masked import AGGREGATIONS, Aggregation
 from tandem.algorithm.protocols import Loss
 from tandem.batch import UpdateResult

@@ -1,0 +1,98 @@
+"""A wrapper that makes a loss of a user's own function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tandem.algorithm.loss_inputs import LossInputs
+from tandem.algorithm.masked import Aggregation, check_aggregation, masked_sum
+from tandem.algorithm.protocols import LossFunction, LossOutput
+
+
+@dataclass(frozen=True)
+class FunctionLoss:
+    """A user's own loss function, with what the trainer must know about it.
+
+    Args:
+        function: See `LossFunction`.
+        aggregation, constant_length: See `token_weights`; they make the weights that the function's losses get.
+        needs_reference: Whether the function needs `ref_logprobs`.
+        needs_entropy: Whether it needs `entropy`, with gradient.
+        idle_without_advantage: Promise that a response of advantage 0 has no gradient: such responses are then not run.
+    """
+
+    function: LossFunction
+    aggregation: Aggregation = "token_mean"
+    constant_length: int | None = None
+    needs_reference: bool = False
+    needs_entropy: bool = False
+    idle_without_advantage: bool = False
+
+    def __post_init__(self) -> None:
+        check_aggregation(self.aggregation, self.constant_length)
+
+    def __call__(
+        self,
+        *,
+        logprobs: Float[Tensor, "b L"],
+        old_logprobs: Float[Tensor, "b L"],
+        advantages: Float[Tensor, " b #L"],
+        response_mask: Bool[Tensor, "b L"],
+        weights: Float[Tensor, "b L"],
+        correction: Float[Tensor, "b L"] | None = None,
+        ref_logprobs: Float[Tensor, "b L"] | None = None,
+        entropy: Float[Tensor, "b L"] | None = None,
+    ) -> LossOutput:
+        """Call the function on what lies inside the mask, and sum up its token losses with the weights.
+
+        Returns:
+            As `ClippedSurrogate`, without the metrics that belong to clipping.
+
+        Raises:
+            ValueError: The function returned no tensor with a gradient, or neither one number nor a loss for each
+                token.
+        """
+        inputs = LossInputs.inside(
+            response_mask,
+            logprobs=logprobs,
+            old_logprobs=old_logprobs,
+            advantages=advantages,
+            ref_logprobs=ref_logprobs,
+            entropy=entropy,
+            correction=correction,
+        )
+        inputs.require(reference=self.needs_reference, entropy=self.needs_entropy)
+        weights = weights if inputs.correction is None else weights * inputs.correction
+        result: object = self.function(
+            logprobs=inputs.logprobs,
+            old_logprobs=inputs.old_logprobs,
+            ref_logprobs=inputs.ref_logprobs,
+            advantages=inputs.advantages,
+            response_mask=response_mask,
+            weights=weights,
+            entropy=inputs.entropy,
+        )
+        if not isinstance(result, Tensor):
+            raise ValueError(
+                f"the loss function {self.function!r} must return a tensor, it returned a {type(result).__name__}"
+            )
+        if logprobs.requires_grad and not result.requires_grad:
+            raise ValueError(
+                f"the loss function {self.function!r} returned a tensor without a gradient: it must be computed from "
+                "`logprobs`, not detached"
+            )
+        if result.shape not in (torch.Size(), response_mask.shape):
+            raise ValueError(
+                f"the loss function {self.function!r} must return one number or token losses of shape "
+                f"{tuple(response_mask.shape)}, it returned shape {tuple(result.shape)}"
+            )
+        return LossOutput(
+            loss=result if result.ndim == 0 else masked_sum(weights * result, response_mask),
+            num_tokens=response_mask.sum(),
+            metrics=inputs.metrics(inputs.ratio),
+            ratio=torch.where(response_mask, inputs.ratio, 0.0),
+        )
