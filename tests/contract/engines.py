@@ -11,11 +11,13 @@ import pytest
 import tandem as td
 from tandem.rollout.vllm_checks import is_installed
 from tests.tiny import tiny_model_folder
-from tests.unit.hybrid.made import start_tiny
+from tests.unit.hybrid.made import start_tiny, trainer_logprobs
 
 NEEDS_VLLM = pytest.mark.skipif(not is_installed(), reason="vLLM is not installed: make vllm")
 ENGINES = ("embedded", pytest.param("vllm", marks=NEEDS_VLLM))
 each_engine = pytest.mark.parametrize("engine", ENGINES)
+
+TOLERANCE = 2e-5  # nats, contract 3, in float32
 
 # Heads of a size that vLLM's attention on CPUs has.
 SIZE = {"head_dim": 32}
@@ -36,3 +38,9 @@ def with_engine(engine: str, config: Mapping[str, Mapping[str, Any]]) -> dict[st
     """The config's sections, with the engine and lengths that a tiny model has."""
     rollout = {"engine": engine, "max_response_length": 16, **config.get("rollout", {})}
     return {"data": LENGTHS, **{name: dict(section) for name, section in config.items()}, "rollout": rollout}
+
+
+def gap(workers: td.Workers, rollouts: td.Rollouts) -> float:
+    """The largest one between the engine's log-probs and the trainer's."""
+    gaps = (trainer_logprobs(workers, rollouts) - rollouts.rollout_logprobs)[rollouts.response_mask]
+    return float(gaps.abs().max())

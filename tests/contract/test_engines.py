@@ -12,10 +12,9 @@ from transformers import AutoModelForCausalLM
 import tandem as td
 from tandem.errors import DataError, ModelError, PhaseError
 from tandem.hybrid.worker import Worker
-from tests.contract.engines import each_engine, folder_of, start_with
+from tests.contract.engines import TOLERANCE, each_engine, folder_of, gap, start_with
 from tests.unit.hybrid.made import contrast, prompts_of, rollout, trainer_logprobs, worker_of
 
-TOLERANCE = 2e-5  # nats, contract 3, in float32
 EOS_IDS = (1, 10, 20, 30, 40, 50, 60, 70)  # of 104 tokens: one response in two ends within 8
 
 
@@ -27,12 +26,6 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder_of(tmp_path_factory.mktemp("models") / "model", eos_token_ids=EOS_IDS, vocab_size=128)
-
-
-def gap(workers: td.Workers, rollouts: td.Rollouts) -> float:
-    """The largest one between the engine's log-probs and the trainer's."""
-    gaps = (trainer_logprobs(workers, rollouts) - rollouts.rollout_logprobs)[rollouts.response_mask]
-    return float(gaps.abs().max())
 
 
 @each_engine

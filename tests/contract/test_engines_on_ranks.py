@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from tandem.model.ranks import Ranks
-from tests.contract.engines import each_engine, folder_of, start_with, with_engine
+from tests.contract.engines import TOLERANCE, each_engine, folder_of, start_with, with_engine
 from tests.ranks import RankProcesses
 from tests.unit.hybrid.made import rollout, trainer_logprobs
 from tests.unit.hybrid.on_ranks import start_on_ranks
-
-TOLERANCE = 2e-5  # nats, contract 3, in float32
 
 
 def gaps_and_texts(ranks: Ranks, engine: str, folder: Path, tensor_parallel: int) -> tuple[list[float], list[str]]:
