@@ -38,7 +38,7 @@ class Response:
     group: int  # index of its prompt in the batch
     index: int  # number within its group, 0 .. n-1
     tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]  # of each token, under the distribution that it was drawn from
+    logprobs: tuple[float, ...]  # of each token, at the temperature that it was drawn with
     text: str  # decoded, without special tokens and without the stop string
     finish_reason: str  # "stop": EOS or stop string, "length": cut off at the limit
 
@@ -62,6 +62,7 @@ class Rollouts:
     finish_reasons: tuple[str, ...]
     temperature: float = 1.0
     policy_version: int = 0  # of the workers that wrote them: it does not tell two workers apart
+    cut_logprobs: bool = False  # `rollout_logprobs` are of what top_p or top_k have left: no match for the trainer's
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -77,7 +78,12 @@ class Rollouts:
 
     @staticmethod
     def from_responses(
-        prompts: Sequence[Prompt], responses: Sequence[Response], *, temperature: float = 1.0, policy_version: int = 0
+        prompts: Sequence[Prompt],
+        responses: Sequence[Response],
+        *,
+        temperature: float = 1.0,
+        policy_version: int = 0,
+        cut_logprobs: bool = False,
     ) -> Rollouts:
         """Order finished responses by (group, index) and lay them out as matrices."""
         ordered = sorted(responses, key=lambda response: (response.group, response.index))
@@ -96,6 +102,7 @@ class Rollouts:
             finish_reasons=tuple(response.finish_reason for response in ordered),
             temperature=temperature,
             policy_version=policy_version,
+            cut_logprobs=cut_logprobs,
         )
 
 

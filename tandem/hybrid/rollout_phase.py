@@ -104,5 +104,9 @@ class RolloutPhase(PhaseHandle):
     ) -> Rollouts:
         """Streamed responses as rollouts of this policy."""
         return Rollouts.from_responses(
-            prompts, responses, temperature=options.temperature or 1.0, policy_version=self.policy_version
+            prompts,
+            responses,
+            temperature=options.temperature or 1.0,
+            policy_version=self.policy_version,
+            cut_logprobs=self._defaults.engine == "vllm" and options.is_cut,
         )

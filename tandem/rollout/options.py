@@ -9,10 +9,10 @@ from dataclasses import dataclass
 class SamplingOptions:
     """How responses are drawn. The same options, prompts and weights give the same responses.
 
-    The log-prob kept for a token is always that of the full distribution softmax(logits / temperature), also where
-    `top_p` or `top_k` then forbid some of its tokens: such log-probs are not those of the distribution that was
-    sampled, so training on them needs `old_logprobs=recompute`. At temperature 0 the most likely token is taken, and
-    its log-prob is that of softmax(logits).
+    The log-prob kept for a token is that of the full distribution softmax(logits / temperature). Where `top_p` or
+    `top_k` forbid some of its tokens, the embedded engine still keeps it, vLLM that of the distribution that is left
+    (`Rollouts.cut_logprobs`); training then needs `old_logprobs=recompute` with either. At temperature 0 the most
+    likely token is taken, and its log-prob is that of softmax(logits).
 
     Attributes:
         n: Responses to each prompt.
@@ -55,3 +55,8 @@ class SamplingOptions:
         ]
         if wrong:
             raise ValueError("; ".join(wrong))
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether `top_p` or `top_k` leave tokens out."""
+        return self.top_p < 1 or self.top_k is not None

@@ -93,8 +93,10 @@ class Tally:
     def _mismatch(
         self, rows: list[int], logprobs: Float[Tensor, "b L"], old_logprobs: Float[Tensor, "b L"]
     ) -> Mismatch:
-        """Between engine and trainer, with the weights that sampled; of no token where those are not at hand."""
+        """Between engine and trainer, with the weights that sampled; of no token where there is no telling."""
         batch, stale = self.batch, None
+        if batch.rollouts.cut_logprobs:
+            return Mismatch()
         if batch.sampling_logprobs is not None:
             sampling, stale = batch.sampling_logprobs[rows], old_logprobs
         elif batch.rollouts.policy_version + 1 != self.policy_version:

@@ -22,3 +22,10 @@ class UpdateBatch:
     ref_logprobs: Float[Tensor, "B L"] | None
     correction: Correction = field(default_factory=Correction)  # of old policy to engine: `old_logprobs` are own ones
     sampling_logprobs: Float[Tensor, "B L"] | None = None  # own ones, under the weights that sampled, where they differ
+
+    def __post_init__(self) -> None:
+        if self.correction.is_on and self.rollouts.cut_logprobs:
+            raise ValueError(
+                "with top_p or top_k vLLM keeps log-probs of a cut distribution, and a correction would compare them "
+                "with those of the full one: set algorithm.correction=none, or sample without top_p and top_k"
+            )

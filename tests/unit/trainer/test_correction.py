@@ -175,3 +175,13 @@ def test_the_mismatch_to_a_policy_that_is_gone_is_measured_where_its_log_probs_a
     assert known.metrics["mismatch/logprob_diff_mean"] == pytest.approx(0.01, rel=1e-3)
     assert known.metrics["mismatch/logprob_diff_max"] == pytest.approx(0.01, rel=1e-3)
     assert known.metrics["mismatch/staleness_kl"] > 0.01
+
+
+def test_fault_22_nothing_is_corrected_by_log_probs_of_a_cut_distribution() -> None:
+    batch = mismatched("token_tis")
+    cut = replace(batch.rollouts, cut_logprobs=True)
+    with pytest.raises(ValueError, match=r"set algorithm\.correction=none, or sample without top_p and top_k"):
+        replace(batch, rollouts=cut)
+    _, result = gradient_of(replace(batch, rollouts=cut, correction=NONE), ClippedSurrogate())
+    assert result.num_updates == 1
+    assert not any(name.startswith("mismatch/") for name in result.metrics)
