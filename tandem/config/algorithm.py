@@ -79,7 +79,7 @@ class AlgorithmConfig(Section):
         ),
     )
     max_resample: Count = Field(
-        3, description="With idle_groups=resample: batches of prompts drawn in one step at most."
+        3, description="With idle_groups=resample: batches of prompts drawn in one step at most, the first included."
     )
     mask_truncated: bool = Field(
         False, description="Leave responses that were cut off at max_response_length out of the loss."

@@ -16,5 +16,7 @@ class CriticConfig(Section):
     lr: Positive = Field(1e-5, description="Learning rate, constant.")
     warmup_steps: CountOrZero = Field(0, description="Steps at the start in which only the critic learns.")
     clip_value: Positive | None = Field(
-        0.5, description="How far a value may move in one step's updates before its loss is clipped. null = no limit."
+        0.5,
+        description="How far a value may move in the updates of one step before it is clipped, in the reward's unit. "
+        "null = no limit.",
     )
