@@ -52,31 +52,6 @@ class Groups(NamedTuple):
         return torch.where(self.contrast[self.index] & self.valid, centred, 0.0)
 
 
-class GroupCounts(NamedTuple):
-    """How many groups a batch has, and how many of them teach nothing. The last two do not overlap."""
-
-    num_groups: int
-    without_contrast: int  # two or more valid rewards, all equal
-    too_few_valid: int  # fewer than two valid rewards
-
-
-def count_groups(
-    rewards: Float[Tensor, " B"], group_ids: Int[Tensor, " B"], valid: Bool[Tensor, " B"] | None = None
-) -> GroupCounts:
-    """Count the groups in which no response is better than another, by reason.
-
-    Raises:
-        ValueError: As `Groups.of`.
-    """
-    groups = Groups.of(rewards, group_ids, valid)
-    enough = groups.sizes > 1
-    return GroupCounts(
-        num_groups=len(groups.sizes),
-        without_contrast=int((enough & ~groups.contrast).sum()),
-        too_few_valid=int((~enough).sum()),
-    )
-
-
 def valid_rewards(rewards: Float[Tensor, " B"], valid: Bool[Tensor, " B"]) -> Float[Tensor, " B"]:
     """Rewards in float64, without gradient, 0 where not valid.
 

@@ -69,13 +69,13 @@ def gae(
     rewards = torch.where(response_mask, rewards.detach().double(), 0.0)
     values = torch.where(response_mask, values.detach().double(), 0.0)
     advantages = torch.zeros_like(rewards)
-    later_value = later_advantage = torch.zeros_like(rewards[:, 0])
+    next_value = next_advantage = torch.zeros_like(rewards[:, 0])
     for t in reversed(range(rewards.shape[1])):
-        own, value = response_mask[:, t], values[:, t]
-        advantage = rewards[:, t] + gamma * later_value - value + gamma * lam * later_advantage
-        later_advantage = torch.where(own, advantage, later_advantage)
-        later_value = torch.where(own, value, later_value)
-        advantages[:, t] = torch.where(own, advantage, 0.0)
+        own = response_mask[:, t]
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        advantages[:, t] = torch.where(own, delta + gamma * lam * next_advantage, 0.0)
+        next_advantage = torch.where(own, advantages[:, t], next_advantage)
+        next_value = torch.where(own, values[:, t], next_value)
     return advantages, advantages + values
 
 

@@ -10,7 +10,6 @@ import torch
 
 from tandem.algorithm.advantages import estimate_advantages, idle_groups
 from tandem.algorithm.group_advantages import grpo_advantages
-from tandem.algorithm.groups import GroupCounts, count_groups
 from tandem.batch import Prompt, Response, Rewards, Rollouts
 from tandem.config.algorithm import AlgorithmConfig
 
@@ -135,13 +134,6 @@ def test_groups_sum_to_zero_and_order_does_not_matter(seed):
 def test_advantages_carry_no_gradient():
     rewards = torch.tensor([1.0, 0.0], requires_grad=True)
     assert not grpo_advantages(rewards, torch.tensor([0, 0])).requires_grad
-
-
-def test_groups_that_teach_nothing_are_counted_by_reason():
-    rewards = torch.tensor([1.0, 0.0, 0.35, 0.35, 0.35, 1.0, NAN, 2.0])
-    group_ids = torch.tensor([5, 5, 0, 0, 0, 3, 3, 9])
-    valid = torch.tensor([True, True, True, True, True, True, False, True])
-    assert count_groups(rewards, group_ids, valid) == GroupCounts(num_groups=4, without_contrast=1, too_few_valid=2)
 
 
 def test_idle_groups_are_those_without_any_advantage():
