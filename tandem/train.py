@@ -80,7 +80,14 @@ def _train(
                 old_logprobs = trainer.old_logprobs(rollouts)
                 ref_logprobs = trainer.ref_logprobs(rollouts) if trainer.needs_reference else None
                 # 4. Advantage: each response against the others of its group.
-                advantages = estimate_advantages(config.algorithm, rewards, rollouts, function=advantage)
+                advantages = estimate_advantages(
+                    config.algorithm,
+                    rewards,
+                    rollouts,
+                    old_logprobs=old_logprobs,
+                    ref_logprobs=ref_logprobs,
+                    function=advantage,
+                )
                 # 5. Update: ascend the clipped objective, mini-batch by mini-batch.
                 update = trainer.update(rollouts, advantages, old_logprobs, ref_logprobs)
             evaluation = None

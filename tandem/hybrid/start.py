@@ -151,7 +151,7 @@ def _start(
     if run_folder is not None:
         check_lengths(config, facts)
     train = train_settings(config, total_steps=total_steps, loss=loss)
-    reference, kept = find_reference(config, run_folder, needed=train.loss.needs_reference)
+    reference, kept = find_reference(config, run_folder, needed=train.needs_reference)
     several = config.cluster.num_workers > 1
     with _errors_of(checkpoint), marked(run_folder) if several and run_folder else nullcontext() as mark:
         options = _worker_options(config, source, facts, run_folder, measure_memory=watch is not None)

@@ -45,8 +45,8 @@ class TrainPhase(PhaseHandle):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the loss has a term that needs `ref_logprobs`."""
-        return self._settings.loss.needs_reference
+        """Whether loss or rewards have a term that needs `ref_logprobs`."""
+        return self._settings.needs_reference
 
     def old_logprobs(self, rollouts: Rollouts) -> Float[Tensor, "B L"] | None:
         """Log-probs under the policy that the step begins with, as `algorithm.old_logprobs` says.

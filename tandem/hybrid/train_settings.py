@@ -18,11 +18,17 @@ class TrainSettings:
 
     loss: Loss
     schedule: Schedule
+    kl_in_reward: bool
     old_logprobs: Literal["update", "rollout", "recompute"]
     correction: Correction
     mask_truncated: bool
     drop_idle_groups: bool
     seed: int
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether `ref_logprobs` are needed, for the loss or for the rewards."""
+        return self.loss.needs_reference or self.kl_in_reward
 
 
 def train_settings(config: Config, *, total_steps: int | None, loss: Loss | LossFunction | None) -> TrainSettings:
@@ -30,13 +36,15 @@ def train_settings(config: Config, *, total_steps: int | None, loss: Loss | Loss
     algorithm, trainer = config.algorithm, config.trainer
     assert algorithm.old_logprobs != "auto", "the config is not resolved"
     assert algorithm.correction != "auto"
+    kl_in_reward = algorithm.kl_place == "reward"
     configured = ClippedSurrogate(
+        surrogate=algorithm.loss,
         clip_low=algorithm.clip_low,
         clip_high=algorithm.clip_high,
         clip_dual=algorithm.clip_dual,
         aggregation=algorithm.loss_aggregation,
         constant_length=config.rollout.max_response_length,
-        kl_coef=algorithm.kl_coef,
+        kl_coef=0.0 if kl_in_reward else algorithm.kl_coef,
         kl_estimator=algorithm.kl_estimator,
         entropy_coef=algorithm.entropy_coef,
     )
@@ -49,6 +57,7 @@ def train_settings(config: Config, *, total_steps: int | None, loss: Loss | Loss
             total_steps=total_steps,
             final=trainer.lr_final,
         ),
+        kl_in_reward=kl_in_reward and algorithm.kl_coef > 0,
         old_logprobs=algorithm.old_logprobs,
         correction=Correction(algorithm.correction, *algorithm.correction_range),
         mask_truncated=algorithm.mask_truncated,
