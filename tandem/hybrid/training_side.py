@@ -1,28 +1,31 @@
-"""The side of a worker that updates the policy: weights, gradients, moments, and the reference."""
+"""The side of a worker that updates the policy: weights, gradients, moments; with the reference and the critic."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from tandem.algorithm.protocols import Loss
-from tandem.batch import Rollouts, UpdateResult
+from tandem.batch import CriticUpdate, Rollouts, UpdateResult
 from tandem.config.model import ModelConfig
+from tandem.errors import CheckpointError, ModelError
+from tandem.hybrid.critic_side import CriticSide
 from tandem.hybrid.loading import load_policy, load_reference
+from tandem.hybrid.trainable import Trainable
 from tandem.hybrid.worker_options import WorkerOptions
 from tandem.model.ranks import Ranks
-from tandem.trainer.budget import plan_memory
+from tandem.trainer.critic import CriticBatch
 from tandem.trainer.fsdp import training_mesh
 from tandem.trainer.logprobs import batch_logprobs
 from tandem.trainer.offload import Offload
-from tandem.trainer.optim import Optimizer
-from tandem.trainer.packing import PackingOptions
 from tandem.trainer.policy import Policy
 from tandem.trainer.supervised import supervised_update
-from tandem.trainer.update import UpdateBatch, UpdateOptions, update_policy
+from tandem.trainer.update import UpdateBatch, update_policy
 
 
 class TrainingSide:
@@ -37,26 +40,9 @@ class TrainingSide:
         )
         loaded = load_policy(options.model, options, tokenizer, self._mesh)
         self.policy, self.weights, self.names = loaded.policy, loaded.weights, loaded.names
-        memory = plan_memory(
-            self.policy.model.config,
-            dtype=options.dtype,
-            device=options.device,
-            max_sequence=options.max_sequence,
-            micro_batch_tokens=options.trainer.micro_batch_tokens,
-            activation_checkpointing=options.trainer.activation_checkpointing,
-            ranks=ranks,
-        )
-        self.checkpointing = memory.activation_checkpointing
-        if self.checkpointing:
-            self.policy.model.gradient_checkpointing_enable({"use_reentrant": False})
-        self.packing = PackingOptions(options.trainer.packing, memory.micro_batch_tokens)
-        self.optimizer = Optimizer(
-            self.weights,
-            betas=options.trainer.betas,
-            weight_decay=options.trainer.weight_decay,
-            max_grad_norm=options.trainer.max_grad_norm,
-            max_skipped=options.trainer.max_skipped_updates,
-        )
+        self._trained = Trainable(self.policy, self.weights, options, ranks, lr_key="trainer.lr")
+        self.packing, self.optimizer = self._trained.packing, self._trained.optimizer
+        self.critic: CriticSide | None = None
         self._moments = self._offload()
         self._masters = self._offload()
         self.reference: Policy | None = None
@@ -67,8 +53,10 @@ class TrainingSide:
         return Offload(self.options.offload, self.options.offload_folder)
 
     def put_moments_away(self) -> None:
-        """Free the memory of the optimizer's state. There are no gradients: an update leaves none."""
-        self._moments.away(self._optimizer_tensors())
+        """Free the memory of the optimizer's state, and all of the critic's. An update leaves no gradients."""
+        self._moments.away(self._trained.moments())
+        if self.critic is not None:
+            self.critic.put_away()
 
     def put_weights_away(self) -> None:
         """Free the memory of the float32 weights, as far as nobody else computes with them."""
@@ -82,10 +70,6 @@ class TrainingSide:
         """Be ready to train, or to be saved."""
         self._masters.back()
         self._moments.back()
-
-    def _optimizer_tensors(self) -> Iterator[Tensor]:
-        for state in self.optimizer.adamw.state.values():
-            yield from (value for value in state.values() if isinstance(value, Tensor) and value.ndim > 0)
 
     def old_logprobs(self, rollouts: Rollouts) -> Float[Tensor, "B L"]:
         """Log-probs of the response tokens under the policy as it is."""
@@ -101,21 +85,55 @@ class TrainingSide:
         finally:
             self._reference_weights.away(self._reference_tensors)
 
+    def values(self, rollouts: Rollouts) -> Float[Tensor, "B L"]:
+        """The critic's values. It is loaded the first time; without `critic.path` it begins as the policy is then."""
+        return self._loaded_critic().values(rollouts)
+
+    def update_critic(self, batch: CriticBatch) -> CriticUpdate:
+        """One step's optimizer updates of the critic: see `update_critic`."""
+        return self._loaded_critic().update(batch)
+
+    def load_critic(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Go on with the critic of a checkpoint.
+
+        Raises:
+            CheckpointError: It is damaged, or belongs to another model.
+        """
+        try:
+            critic = self._make_critic(str(folder))
+        except ModelError as error:
+            raise CheckpointError(
+                f"{folder} cannot be loaded: {error.message}",
+                remedy="it is damaged: delete this checkpoint folder to use an older one",
+            ) from error
+        critic.load(folder, state)
+        self.critic = critic
+
+    def _loaded_critic(self) -> CriticSide:
+        if self.critic is None:
+            assert self.options.critic is not None, "there is no critic"
+            self.critic = self._make_critic(self.options.critic.path)
+        return self.critic
+
+    def _make_critic(self, path: str | None) -> CriticSide:
+        return CriticSide(
+            self.options,
+            self.ranks,
+            self._mesh,
+            path=path,
+            policy=self.policy.model,
+            policy_shards=self.weights.shards(),
+        )
+
     def update(self, batch: UpdateBatch, loss: Loss, *, lr: float, step: int, policy_version: int) -> UpdateResult:
         """One step's optimizer updates: see `update_policy`."""
-        self._train_mode()
-        trainer = self.options.trainer
+        self._trained.train_mode()
         return update_policy(
             self.policy,
             self.optimizer,
             batch,
             loss,
-            UpdateOptions(
-                packing=self.packing,
-                mini_batch_responses=trainer.mini_batch_responses,
-                shuffle=trainer.mini_batch_shuffle,
-                epochs=trainer.update_epochs,
-            ),
+            self._trained.update_options,
             self.ranks,
             lr=lr,
             seed=(self.options.seed, step),
@@ -124,13 +142,10 @@ class TrainingSide:
 
     def supervised_update(self, rollouts: Rollouts, lr: float) -> float:
         """One optimizer step of maximum likelihood; returns the loss."""
-        self._train_mode()
+        self._trained.train_mode()
         return supervised_update(self.policy, self.optimizer, rollouts, self.packing, self.ranks, lr=lr)
 
     def reset_optimizer(self) -> None:
         """Forget the moments, as if no update had been made."""
         self._moments.back()
         self.optimizer.reset()
-
-    def _train_mode(self) -> None:
-        self.policy.model.train(self.checkpointing)  # transformers checkpoints activations in training mode only

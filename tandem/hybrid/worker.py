@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from tandem.algorithm.protocols import Loss
-from tandem.batch import Prompt, Response, Rollouts, UpdateResult
+from tandem.batch import CriticUpdate, Prompt, Response, Rollouts, UpdateResult
 from tandem.checkpoint import host_shards, optimizer_shards, read_moments, write_moments
 from tandem.config.model import ModelConfig
 from tandem.hybrid.own_weights import OwnWeights
@@ -26,6 +26,7 @@ from tandem.model.ranks import ALONE, Ranks
 from tandem.model.shards import Shard
 from tandem.observe.memory import PeakMemory
 from tandem.rollout.options import SamplingOptions
+from tandem.trainer.critic import CriticBatch
 from tandem.trainer.update import UpdateBatch
 
 _GIB = 1 << 30
@@ -110,6 +111,14 @@ class Worker:
         """Log-probs under the reference, which is loaded from `source` the first time."""
         return self.training.ref_logprobs(rollouts, source)
 
+    def values(self, rollouts: Rollouts) -> Float[Tensor, "B L"]:
+        """The critic's values of the states in which the response tokens were chosen; it is loaded the first time."""
+        return self.training.values(rollouts)
+
+    def update_critic(self, batch: CriticBatch) -> CriticUpdate:
+        """One step's optimizer updates of the critic: see `update_critic`."""
+        return self.training.update_critic(batch)
+
     def update(self, batch: UpdateBatch, loss: Loss, *, lr: float, step: int, policy_version: int) -> UpdateResult:
         """One step's optimizer updates: see `update_policy`."""
         return self.training.update(batch, loss, lr=lr, step=step, policy_version=policy_version)
@@ -126,12 +135,17 @@ class Worker:
 
     def state(self) -> dict[str, Any]:
         """Counters that belong into a checkpoint, JSON-able."""
-        return {"skipped_in_row": self.training.optimizer.skipped_in_row}
+        state: dict[str, Any] = {"skipped_in_row": self.training.optimizer.skipped_in_row}
+        if self.training.critic is not None:
+            state["critic"] = self.training.critic.state()
+        return state
 
     def load_optimizer(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
         """Take up the moments of a checkpoint. The weights were loaded from it when the worker was made."""
         read_moments(checkpoint, self._moments())
         self.training.optimizer.skipped_in_row = int(state["skipped_in_row"])
+        if self.options.critic is not None and "critic" in state:  # else the run had none so far, and begins with one
+            self.training.load_critic(checkpoint / "critic", state["critic"])
 
     def take_snapshot(self, *, copy: bool) -> None:
         """Remember weights and moments for `write_snapshot`; with `copy` as they are now, while training goes on."""
@@ -143,6 +157,8 @@ class Worker:
             host_shards(self.training.weights.shards(), copy=copy),
             host_shards(self._moments(), copy=copy),
         )
+        if self.training.critic is not None:
+            self.training.critic.take_snapshot(copy=copy)
 
     def write_snapshot(self, folder: Path) -> None:
         """Write this rank's part of the snapshot into the folder of a checkpoint, and forget it. No collectives."""
@@ -151,6 +167,8 @@ class Worker:
         try:
             self._save(folder / "model", weights, torch.float32, made=folder)
             write_moments(folder, moments, lead=self.ranks.rank == 0)
+            if self.training.critic is not None:
+                self.training.critic.write_snapshot(folder / "critic", self.tokenizer)
         finally:
             self._snapshot = None
 

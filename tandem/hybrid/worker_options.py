@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from tandem.config.critic import CriticConfig
 from tandem.config.model import ModelConfig
 from tandem.config.trainer import TrainerConfig
 from tandem.model.facts import ModelFacts
@@ -35,3 +36,4 @@ class WorkerOptions:
     offload_folder: Path | None  # for "disk"
     measure_memory: bool  # of each phase
     seed: int
+    critic: CriticConfig | None = None  # None = there is no critic
