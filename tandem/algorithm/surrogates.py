@@ -126,7 +126,7 @@ def gspo(
     A mean of log-ratios is small: the paper clips at 3e-4 and 4e-4.
 
     Source:
-        GSPO (arXiv:2507.18071), 4.1 and 4.3, equations 5 to 7 and 13 to 17.
+        GSPO (arXiv:2507.18071), 4.1; 4.3 (GSPO-token).
     """
     of_response = masked_mean(logprobs.detach() - old_logprobs.detach(), response_mask, dim=1)
     return _clipped(logprobs - logprobs.detach() + of_response[:, None], advantages, clip_low, clip_high)
@@ -149,7 +149,7 @@ def cispo(
     lower bound, the paper's choice.
 
     Source:
-        MiniMax-M1 (arXiv:2506.13585), 3.1, equations 4 and 5.
+        MiniMax-M1 (arXiv:2506.13585), 3.1.
     """
     ratio = _ratio(logprobs.detach() - old_logprobs.detach())
     weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)

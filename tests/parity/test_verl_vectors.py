@@ -16,13 +16,12 @@ from torch import Tensor
 from tandem.algorithm.categorical import selected_logprobs_and_entropy
 from tandem.algorithm.correction import Correction, check_correction
 from tandem.algorithm.kl import check_estimator, token_kl
-from tandem.algorithm.losses import ClippedSurrogate
 from tandem.algorithm.masked import masked_mean, masked_sum, token_weights
 from tandem.algorithm.mismatch import Mismatch
 from tandem.algorithm.whitening import whiten
 from tests.parity.verl import AGGREGATION, CLOSE, MASK, VECTORS, batch, family, literal, tensor
 
-OWN_FILES = ("adv/",)  # families with a file of their own: test_verl_advantages.py
+OWN_FILES = ("adv/", "pg/")  # families with a file of their own: test_verl_advantages.py, test_verl_losses.py
 
 # --- one function per family: checks a vector -------------------------------------------------------------------------
 
@@ -66,54 +65,6 @@ def kl_unknown(vector: dict) -> None:
     assert "raises" in vector
     with pytest.raises(ValueError, match="unknown KL estimator"):
         check_estimator("bogus")
-
-
-def clipped_surrogate(
-    logprobs: Callable[[Tensor, Tensor], Tensor] = lambda logprobs, _: logprobs, masked_row: int | None = None
-) -> Callable[[dict], None]:
-    """`logprobs` makes the policy's log-probs from the batch's own and the old ones."""
-
-    def check(vector: dict) -> None:
-        options = literal(vector)
-        config = options["config"]
-        mask = MASK.clone()
-        if masked_row is not None:
-            mask[masked_row] = False
-        name = AGGREGATION[options["loss_agg_mode"]]
-        loss = ClippedSurrogate(
-            clip_low=config.get("clip_ratio_low", 0.2),
-            clip_high=config.get("clip_ratio_high", 0.2),
-            clip_dual=config.get("clip_ratio_c", 3.0),
-            aggregation=name,
-            constant_length=6,
-        )
-        old_logprobs = batch("old_log_probs")
-        policy = logprobs(batch("log_prob"), old_logprobs).detach().requires_grad_()
-        output = loss(
-            logprobs=policy,
-            old_logprobs=old_logprobs,
-            advantages=batch("advantages"),
-            response_mask=mask,
-            weights=token_weights(name, mask, constant=6, dtype=torch.float64),
-        )
-        output.loss.backward()
-        expected = vector["output"]
-        torch.testing.assert_close(output.loss.detach(), tensor(expected["loss"]), **CLOSE)
-        torch.testing.assert_close(policy.grad, tensor(expected["dloss_dlogprob"]), **CLOSE)
-        for theirs, ours in {
-            "actor/pg_clipfrac": "clip_fraction",
-            "actor/pg_clipfrac_lower": "dual_clip_fraction",
-            "actor/ppo_kl": "approx_kl",
-        }.items():
-            mean = (output.metrics[ours] / output.num_tokens).item()
-            assert mean == pytest.approx(expected["metrics"][theirs], rel=1e-7, abs=1e-9)
-
-    return check
-
-
-def far_apart(_: Tensor, old_logprobs: Tensor) -> Tensor:
-    """Log-ratios of +50 and -50 in turn."""
-    return old_logprobs + torch.tensor([50.0, -50.0] * 3)
 
 
 def categorical(vector: dict) -> tuple[Tensor, Tensor]:
@@ -207,16 +158,6 @@ MATCHES: dict[str, Callable[[dict], None]] = {
     "kl/k3": kl("k3"),
     "kl/k3 clamp: ref-logp=+-30": kl_bounds,
     "kl/bogus": kl_unknown,
-    "pg/vanilla token-mean": clipped_surrogate(),
-    "pg/vanilla token-sum": clipped_surrogate(),
-    "pg/vanilla seq-mean-token-sum": clipped_surrogate(),
-    "pg/vanilla seq-mean-token-sum-norm": clipped_surrogate(),
-    "pg/vanilla seq-mean-token-mean": clipped_surrogate(),
-    "pg/vanilla clip .2/.28 (clip-higher)": clipped_surrogate(),
-    "pg/vanilla dual clip c=1.5": clipped_surrogate(),
-    "pg/vanilla on-policy (log_prob==old)": clipped_surrogate(lambda _, old: old),
-    "pg/vanilla row fully masked": clipped_surrogate(masked_row=3),
-    "pg/vanilla huge ratio (+-50 log ratio)": clipped_surrogate(far_apart),
     "entropy/entropy_from_logits": entropy,
     "entropy/compute_entropy_loss token-mean": mean_entropy,
     "logp/naive": logprobs,
@@ -279,27 +220,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "kl/abs+",
         "kl/mse+",
         "kl/low_var_kl+",
-    ),
-    "losses that are not offered": (
-        "pg/dppo_tv",
-        "pg/dppo_tv is_weights",
-        "pg/dppo_kl is_weights",
-        "pg/gspo",
-        "pg/gspo is_weights",
-        "pg/sapo is_weights",
-        "pg/gpg",
-        "pg/gpg is_weights",
-        "pg/geo_mean is_weights",
-        "pg/cispo is_weights",
-        "pg/sapo tau 2/3",
-        "pg/dro beta=.1",
-        "pg/dro beta=None raises",
-        "pg/clip_cov ratio=.2 lb=-1 ub=5 seed=0",
-        "pg/clip_cov lb=100 (nothing selected)",
-        "pg/kl_cov defaults",
-        "pg/reinforce",
-        "pg/reinforce is_weights",
-        "pg/bypass_mode bogus is=token rs=seq_mean_k3<0.15",
     ),
     "a critic is not offered": family("value/"),
     "rejection by a bound on a divergence is not offered: a ratio says the same, and is what the weight is made of": (
