@@ -60,6 +60,12 @@ def check_value_model(source: ModelConfig, tokenizer: PreTrainedTokenizerBase, *
         raise together(problems)
 
 
+def check_value_class(config: PreTrainedConfig) -> None:
+    """Raise ModelError where transformers has no value model for this language model's config."""
+    if _class_of(config) is None:
+        raise _no_class(config)
+
+
 def value_skeleton(
     config: PreTrainedConfig, *, attention: str = NAMES["sdpa"], trust_remote_code: bool = False
 ) -> PreTrainedModel:
@@ -68,8 +74,7 @@ def value_skeleton(
     Raises:
         ModelError: transformers has none for this architecture.
     """
-    if _class_of(config) is None:
-        raise _no_class(config)
+    check_value_class(config)
     register()
     config = deepcopy(config)
     config.num_labels = 1

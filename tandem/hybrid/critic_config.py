@@ -1,0 +1,45 @@
+"""Which critic a config asks for, and what speaks against it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tandem.checkpoint import find_checkpoint
+from tandem.config.critic import CriticConfig
+from tandem.config.schema import Config
+from tandem.model.build import new_config
+from tandem.model.hf import read_config
+from tandem.model.source import resolve_model_path
+from tandem.model.tokenizer import load_tokenizer
+from tandem.model.value import check_value_class, check_value_model
+
+
+def critic_config(config: Config) -> CriticConfig | None:
+    """The critic's section, a local path as the one folder that it is now; None where advantages need no critic."""
+    critic = config.critic
+    if config.algorithm.advantage != "gae":
+        return None
+    if critic.path is None or not Path(critic.path).expanduser().exists():
+        return critic
+    folder = Path(resolve_model_path(critic.path, key="critic.path")).absolute()
+    return critic.model_copy(update={"path": str(folder)})
+
+
+def check_critic(config: Config) -> None:
+    """Find out before weights are loaded that there can be no critic. A run that goes on has one of its own.
+
+    Raises:
+        ModelError: With everything that speaks against it.
+    """
+    critic, model, folder = critic_config(config), config.model, config.run.folder
+    if critic is None or (folder is not None and find_checkpoint(Path(folder)) is not None):
+        return
+    tokenizer = load_tokenizer(model)
+    if critic.path is None:
+        check_value_class(read_config(model) if model.new is None else new_config(model.new, tokenizer))
+        return
+    check_value_model(
+        model.model_copy(update={"path": critic.path, "new": None}),
+        tokenizer,
+        max_sequence=config.data.max_prompt_length + config.rollout.max_response_length,
+    )
