@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from tandem.batch import Prompt, Response, Rewards, Rollouts
+from tandem.algorithm.overlong import overlong_penalty
+from tandem.batch import Drawn, Prompt, Response, Rewards, Rollouts
+from tandem.config.algorithm import AlgorithmConfig
 from tandem.config.reward import RewardConfig
+from tandem.data.prompts import Prompts
 from tandem.errors import RewardError
 from tandem.hybrid.rollout_phase import RolloutPhase
 from tandem.rewards.pool import RewardPool, start_rewards
@@ -18,25 +24,163 @@ from tandem.rollout.options import SamplingOptions
 
 
 def collect(
-    engine: RolloutPhase, prompts: Sequence[Prompt], reward_fn: RewardPool, options: SamplingOptions
+    engine: RolloutPhase,
+    prompts: Prompts | Sequence[Prompt],
+    reward_fn: RewardPool,
+    options: SamplingOptions,
+    algorithm: AlgorithmConfig | None = None,
+    reward: RewardConfig | None = None,
 ) -> tuple[Rollouts, Rewards]:
     """Answer the prompts and score the answers, both at the same time.
 
+    With `idle_groups=resample` groups whose rewards are all equal are put aside, and further batches are drawn until
+    as many groups with contrast have come together as a batch has prompts, at most `max_resample` batches in all. The
+    first ones in the order of the draws are kept. Where there are fewer, the step goes on with those; where there is
+    none, with the first batch as it is. What counts is the reward as the function gave it, before the price of length.
+
     Args:
         engine: Of an open rollout phase.
-        prompts: One batch.
+        prompts: One batch; or the stream to draw it from.
         reward_fn: Scores in its own processes.
         options: How to sample; see `RolloutPhase.options`.
+        algorithm: `idle_groups`, `max_resample` and `mask_truncated` matter here, and `advantage=remax`, for which
+            the greedy response to each prompt is written and scored, too. None = just one batch.
+        reward: `overlong_buffer` and `overlong_penalty`: what long responses lose. None = nothing.
+
+    Returns:
+        What is learnt from. Where that is less than what was drawn, or the rewards are not those that the function
+        gave, `Rewards.drawn` has everything as it was. A response whose greedy baseline has no reward is not valid.
+
+    Raises:
+        ValueError: To resample, there must be a stream of prompts.
+
+    Source:
+        DAPO (arXiv:2503.14476), 3.2 and 3.4; ReMax (arXiv:2310.10505), algorithm 1.
     """
-    tickets: dict[tuple[int, int], int] = {}
-    responses: list[Response] = []
-    for response in engine.stream(prompts, options):
-        responses.append(response)
-        tickets[response.group, response.index] = reward_fn.submit(_sample(prompts[response.group], response.text))
-    rollouts = engine.as_rollouts(prompts, responses, options)
+    algorithm, reward = algorithm or AlgorithmConfig(), reward or RewardConfig()
+    resample = algorithm.idle_groups == "resample"
+    if resample and not isinstance(prompts, Prompts):
+        raise ValueError("idle_groups=resample draws more prompts: give the stream (Prompts), not one batch of it")
+    groups: list[_Group] = []
+    active: list[_Group] = []
+    num_batches = wanted = 0
+    for _ in range(algorithm.max_resample if resample else 1):
+        batch = prompts.next_batch() if isinstance(prompts, Prompts) else prompts
+        answered = _answer(engine, batch, reward_fn, options, greedy_too=algorithm.advantage == "remax")
+        groups += answered
+        active += [group for group in answered if not resample or group.has_contrast(algorithm.mask_truncated)]
+        num_batches, wanted = num_batches + 1, len(batch)
+        if len(active) >= wanted:
+            break
+    kept = active[:wanted] or groups[:wanted]
+    rollouts, rewards = _assembled(engine, kept, options)
+    if not resample and reward.overlong_buffer == 0:
+        return rollouts, rewards
+    drawn = Drawn(
+        *_assembled(engine, groups, options),
+        num_batches=num_batches,
+        num_idle=len(groups) - max(len(active), len(kept)),
+        num_surplus=max(0, len(active) - wanted),
+        num_missing=max(0, wanted - len(active)),
+    )
+    return rollouts, replace(_shaped(rewards, rollouts, kept, options, reward), drawn=drawn)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A prompt, its responses and their scores; `baseline` is the greedy response to it, with its score."""
+
+    prompt: Prompt
+    responses: Sequence[Response]
+    scores: Sequence[Score]
+    baseline: tuple[Response, Score] | None
+
+    def has_contrast(self, mask_truncated: bool) -> bool:
+        """Whether rewards differ, in float32 as advantages see them, among the responses that can be learnt from."""
+        values = [
+            score.value
+            for response, score in zip(self.responses, self.scores, strict=True)
+            if score.value is not None and response.tokens and not (mask_truncated and response.is_truncated)
+        ]
+        rewards = torch.tensor(values, dtype=torch.float64).float()
+        return len(rewards[rewards.isfinite()].unique()) > 1
+
+
+def _answer(
+    engine: RolloutPhase,
+    prompts: Sequence[Prompt],
+    reward_fn: RewardPool,
+    options: SamplingOptions,
+    *,
+    greedy_too: bool,
+) -> list[_Group]:
+    """One batch, answered and scored."""
+    sampled = _submit(engine, prompts, reward_fn, options)
+    greedy = _submit(engine, prompts, reward_fn, replace(options, n=1, temperature=0.0)) if greedy_too else []
     with engine.timing("reward"):  # what is left to wait for
-        scores = reward_fn.gather([tickets[key] for key in sorted(tickets)])
-    return rollouts, as_rewards(scores)
+        scores = reward_fn.gather([ticket for _, ticket in (*sampled, *greedy)])
+    baselines = [(response, score) for (response, _), score in zip(greedy, scores[len(sampled) :], strict=True)]
+    groups = []
+    for number, prompt in enumerate(prompts):
+        rows = slice(number * options.n, (number + 1) * options.n)
+        responses = [response for response, _ in sampled[rows]]
+        groups.append(_Group(prompt, responses, scores[rows], baselines[number] if greedy_too else None))
+    return groups
+
+
+def _submit(
+    engine: RolloutPhase, prompts: Sequence[Prompt], reward_fn: RewardPool, options: SamplingOptions
+) -> list[tuple[Response, int]]:
+    """The responses to a batch in their order, each with the ticket of its score."""
+    tickets = []
+    for response in engine.stream(prompts, options):
+        tickets.append((response, reward_fn.submit(_sample(prompts[response.group], response.text))))
+    return sorted(tickets, key=lambda item: (item[0].group, item[0].index))
+
+
+def _assembled(engine: RolloutPhase, groups: Sequence[_Group], options: SamplingOptions) -> tuple[Rollouts, Rewards]:
+    """Groups side by side, with the rewards that the function gave."""
+    responses = [replace(response, group=number) for number, group in enumerate(groups) for response in group.responses]
+    rollouts = engine.as_rollouts([group.prompt for group in groups], responses, options)
+    rewards = as_rewards([score for group in groups for score in group.scores])
+    baselines = [group.baseline[1] for group in groups if group.baseline is not None]
+    return rollouts, _with_baselines(rewards, rollouts, as_rewards(baselines)) if baselines else rewards
+
+
+def _with_baselines(rewards: Rewards, rollouts: Rollouts, baselines: Rewards) -> Rewards:
+    """`baselines` has one reward for each group. Without it nothing can be learnt from the group."""
+    valid = rewards.valid & baselines.valid[rollouts.group_ids]
+    problems = dict(rewards.problems)
+    for row in (rewards.valid & ~valid).nonzero().flatten().tolist():
+        problem = baselines.problems[int(rollouts.group_ids[row])]
+        problems[row] = f"the greedy response to the same prompt, to compare it with, has no reward: {problem}"
+    return replace(
+        rewards,
+        values=torch.where(valid, rewards.values, 0.0),
+        valid=valid,
+        problems=problems,
+        baselines=torch.where(baselines.valid, baselines.values, math.nan)[rollouts.group_ids],
+    )
+
+
+def _shaped(
+    rewards: Rewards, rollouts: Rollouts, groups: Sequence[_Group], options: SamplingOptions, config: RewardConfig
+) -> Rewards:
+    """Less reward for long responses, greedy ones included."""
+
+    def lost(lengths: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+        return overlong_penalty(
+            lengths,
+            max_length=options.max_response_length,
+            buffer=config.overlong_buffer,
+            penalty=config.overlong_penalty,
+        )
+
+    values = torch.where(rewards.valid, rewards.values - lost(rollouts.response_lengths), 0.0)
+    if rewards.baselines is None:
+        return replace(rewards, values=values)
+    lengths = torch.tensor([len(group.baseline[0].tokens) for group in groups if group.baseline is not None])
+    return replace(rewards, values=values, baselines=rewards.baselines - lost(lengths)[rollouts.group_ids])
 
 
 def score(
@@ -89,16 +233,23 @@ def as_rewards(scores: Sequence[Score]) -> Rewards:
     problems = {row: item.problem for row, item in enumerate(scores) if item.problem is not None}
     for row in (~valid).nonzero().flatten().tolist():
         problems.setdefault(row, f"the reward {scores[row].value} is too large: float32 ends at 3.4e38")
-    extra: dict[str, list[float]] = {}
-    for item in scores:
+    extra: dict[str, dict[int, float]] = {}
+    for row, item in enumerate(scores):
         for name, value in item.metrics.items():
-            extra.setdefault(name.removeprefix("reward/"), []).append(value)  # the run's metrics put it back
+            extra.setdefault(name.removeprefix("reward/"), {})[row] = value  # the run's metrics put it back
     return Rewards(
         values=torch.where(valid, values, 0.0).float(),
         valid=valid,
         problems=problems,
-        metrics={name: sum(numbers) / len(numbers) for name, numbers in sorted(extra.items())},
+        metrics={name: sum(numbers.values()) / len(numbers) for name, numbers in sorted(extra.items())},
+        components={name: _column(numbers, len(scores)) for name, numbers in sorted(extra.items())},
     )
+
+
+def _column(numbers: Mapping[int, float], num_rows: int) -> Float[Tensor, " B"]:
+    """Numbers by row; NaN in rows without one, or with one beyond float32."""
+    column = torch.tensor([numbers.get(row, math.nan) for row in range(num_rows)], dtype=torch.float64).float()
+    return torch.where(column.isfinite(), column, math.nan)
 
 
 def _sample(prompt: Prompt, response: str) -> Sample:

@@ -152,7 +152,12 @@ class Prompts:
         return sum(self._order.counts) / len(self)
 
     def steps_for(self, epochs: int) -> int:
-        """Batches until every row has been drawn `epochs` times. Batches flow across epochs: rounded up only once."""
+        """Batches until every row has been drawn `epochs` times. Batches flow across epochs: rounded up only once.
+
+        As steps of a run: where groups are drawn anew (`algorithm.idle_groups=resample`) a step takes several
+        batches, so that the run goes through the data more often. Its length is known beforehand all the same, and
+        with it the learning rates.
+        """
         return -(-epochs * len(self) // self._per_step)
 
     def next_batch(self) -> tuple[Prompt, ...]:

@@ -25,9 +25,28 @@ class Metric:
 
 
 METRICS: Mapping[str, Metric] = {
-    "reward/mean": Metric("reward", "mean", ".3f", "Mean reward of the valid responses.", "critic/rewards/mean"),
+    "reward/mean": Metric(
+        "reward", "mean", ".3f", "Mean reward of the valid responses, as the function gave it.", "critic/rewards/mean"
+    ),
+    "reward/mean_kept": Metric(
+        "reward", "mean", ".3f", "The same of what is learnt from: the groups kept, less the price of long responses."
+    ),
     "reward/std": Metric("reward", "mean", ".3f", "Sample standard deviation of the valid responses' rewards."),
-    "reward/invalid": Metric("responses", "sum", ".0f", "Responses without a reward: the function failed on them."),
+    "reward/invalid": Metric(
+        "responses",
+        "sum",
+        ".0f",
+        "Responses without a reward: the function failed on them, or on the greedy response to compare them with.",
+    ),
+    "rollout/batches": Metric(
+        "batches", "max", ".0f", "Batches of prompts drawn; 1 without algorithm.idle_groups=resample."
+    ),
+    "rollout/groups_resampled": Metric(
+        "groups", "sum", ".0f", "Groups without contrast that were put aside, and others drawn instead."
+    ),
+    "rollout/groups_surplus": Metric(
+        "groups", "sum", ".0f", "Groups with contrast beyond data.prompts_per_step: drawn, and not learnt from."
+    ),
     "rollout/groups_without_contrast": Metric(
         "groups", "sum", ".0f", "Groups whose valid rewards are all equal, or fewer than two: nothing to learn from."
     ),

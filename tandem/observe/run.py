@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from jaxtyping import Float
 from torch import Tensor
 
-from tandem.batch import Evaluation, Rewards, Rollouts, UpdateResult
+from tandem.batch import Drawn, Evaluation, Rewards, Rollouts, UpdateResult
 from tandem.config import Config
 from tandem.errors import RewardError
 from tandem.observe.best import Best
@@ -210,18 +210,19 @@ class Run:
         """
         if evaluation is not None:
             self.best.observe(evaluation)
+        drawn = rewards.drawn or Drawn(rollouts, rewards)
         metrics = self._measured.take()
-        metrics["perf/tokens_per_s"] = num_tokens(rollouts) / max(metrics["timing_s/step"], 1e-9)
+        metrics["perf/tokens_per_s"] = num_tokens(drawn.rollouts) / max(metrics["timing_s/step"], 1e-9)
         metrics = metrics | step_metrics(rollouts, rewards, update, evaluation)
         self._rollout_log.write(step, rollouts, rewards, advantages, update)
         self._write(step, metrics)
         self.console.step(step, self.total or step, metrics, evaluated=f"eval/{self.config.evaluation.metric}")
-        self._warn(step, rollouts, rewards, update)
+        self._warn(step, drawn, update)
         self._check_mismatch(step, metrics["mismatch/kl"])
         if evaluation is not None:
             self._warn_of_evaluation(evaluation)
-        if self._invalid_rewards.observe(rewards.num_invalid, len(rollouts)):
-            raise self._without_rewards(step, rollouts, rewards)
+        if self._invalid_rewards.observe(drawn.rewards.num_invalid, len(drawn.rollouts)):
+            raise self._without_rewards(step, drawn.rollouts, drawn.rewards)
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
@@ -254,11 +255,15 @@ class Run:
         self._folder.metrics.append({"step": step, **metrics})
         self._trackers.log(step, metrics)
 
-    def _warn(self, step: int, rollouts: Rollouts, rewards: Rewards, update: UpdateResult) -> None:
-        if rewards.num_invalid:
-            detail = first_problem(rollouts, rewards) or ""
-            message = f"step {step}: {rewards.num_invalid} of {len(rollouts)} responses have no reward"
+    def _warn(self, step: int, drawn: Drawn, update: UpdateResult) -> None:
+        if drawn.rewards.num_invalid:
+            detail = first_problem(drawn.rollouts, drawn.rewards) or ""
+            message = f"step {step}: {drawn.rewards.num_invalid} of {len(drawn.rollouts)} responses have no reward"
             self.console.warn("invalid rewards", message, detail)
+        if drawn.num_missing:
+            message = f"step {step}: {drawn.num_missing} groups too few have contrast, of {drawn.num_batches} batches"
+            detail = "draw more (algorithm.max_resample), or take prompts that are neither too easy nor too hard"
+            self.console.warn("too few groups with contrast", message, detail)
         if update.num_skipped:
             message = f"step {step}: {update.num_skipped} updates skipped, loss or gradient was not finite"
             self.console.warn("skipped updates", message)

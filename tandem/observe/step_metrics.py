@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from tandem.batch import Evaluation, Rewards, Rollouts, UpdateResult
+from tandem.batch import Drawn, Evaluation, Rewards, Rollouts, UpdateResult
 from tandem.observe.metrics import METRICS
 
 
@@ -18,14 +18,19 @@ def step_metrics(
 
     Args:
         rollouts: The step's responses.
-        rewards: Their rewards.
+        rewards: Their rewards. Where the step has drawn more than it learns from, rollout and reward metrics are of
+            all that was drawn, so that they tell of the policy and not of the choice.
         update: What the update did. Of its own `metrics` a full name, such as `mismatch/kl`, sets that
             metric; a bare one, such as the loss function gives, becomes `policy/<name>`.
         evaluation: Held-out results, in the steps that evaluate.
     """
+    drawn = rewards.drawn or Drawn(rollouts, rewards)
     metrics = {
-        **_reward_metrics(rollouts, rewards),
-        **_rollout_metrics(rollouts, rewards),
+        **_reward_metrics(drawn.rollouts, drawn.rewards, mean_kept=rewards.mean),
+        **_rollout_metrics(drawn.rollouts, drawn.rewards),
+        "rollout/batches": float(drawn.num_batches),
+        "rollout/groups_resampled": float(drawn.num_idle),
+        "rollout/groups_surplus": float(drawn.num_surplus),
         **_policy_metrics(update),
         **(evaluation_metrics(evaluation) if evaluation is not None else {}),
     }
@@ -56,8 +61,13 @@ def groups_without_contrast(rollouts: Rollouts, rewards: Rewards) -> int:
     return int((high <= low).sum())  # a single reward is its own minimum; with none, -inf <= inf
 
 
-def _reward_metrics(rollouts: Rollouts, rewards: Rewards) -> dict[str, float]:
-    metrics = {"reward/mean": rewards.mean, "reward/std": rewards.std, "reward/invalid": float(rewards.num_invalid)}
+def _reward_metrics(rollouts: Rollouts, rewards: Rewards, *, mean_kept: float) -> dict[str, float]:
+    metrics = {
+        "reward/mean": rewards.mean,
+        "reward/mean_kept": mean_kept,
+        "reward/std": rewards.std,
+        "reward/invalid": float(rewards.num_invalid),
+    }
     for name, value in rewards.metrics.items():
         metrics[_free_name("reward", name, metrics)] = float(value)
     sources = [rollouts.prompt_of(row).data_source or "unnamed" for row in range(len(rollouts))]

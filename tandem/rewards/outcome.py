@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from tandem.rewards.sample import Score
 
 # Names that stand for the rewards as a whole; what a function calls so is written with the function's name.
-RESERVED = frozenset({"mean", "std", "invalid"})
+RESERVED = frozenset({"mean", "mean_kept", "std", "invalid"})
 
 
 @runtime_checkable

@@ -136,6 +136,10 @@ def test_fault_33_metrics_are_averaged_over_the_rows_that_have_them() -> None:
         [Score(1.0, {"a": 1.0}), Score(None, error="raised", output="so far\n"), Score(0.0, {"a": 3.0, "b": 5.0})]
     )
     assert rewards.metrics == {"a": 2.0, "b": 5.0}
+    assert {name: [str(value) for value in column.tolist()] for name, column in rewards.components.items()} == {
+        "a": ["1.0", "nan", "3.0"],
+        "b": ["nan", "nan", "5.0"],
+    }
     assert rewards.valid.tolist() == [True, False, True]
     assert rewards.problems == {1: "raised\nprinted: so far"}
     assert (rewards.mean, rewards.num_invalid) == (0.5, 1)
