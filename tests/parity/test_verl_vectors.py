@@ -21,7 +21,7 @@ from tandem.algorithm.mismatch import Mismatch
 from tandem.algorithm.whitening import whiten
 from tests.parity.verl import AGGREGATION, CLOSE, MASK, VECTORS, batch, family, literal, tensor
 
-OWN_FILES = ("adv/", "pg/")  # families with a file of their own: test_verl_advantages.py, test_verl_losses.py
+OWN_FILES = ("adv/", "pg/", "value/")  # families with files of their own: test_verl_advantages, _losses, _values
 
 # --- one function per family: checks a vector -------------------------------------------------------------------------
 
@@ -221,7 +221,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "kl/mse+",
         "kl/low_var_kl+",
     ),
-    "a critic is not offered": family("value/"),
     "rejection by a bound on a divergence is not offered: a ratio says the same, and is what the weight is made of": (
         "rc/RS seq_max_k3",
         "rc/RS seq_mean_k2",
