@@ -1,8 +1,7 @@
 """KL-Cov: the tokens that would take most of the policy's entropy are held back by a penalty.
 
-    cov_t  = (A_t - mean of A) * (old_logprobs_t - mean of old_logprobs)         means over all tokens of the step
-    loss_t = -ratio_t * A_t + coef * |logprobs_t - old_logprobs_t|               the `share` of tokens of highest cov_t
-             -ratio_t * A_t                                                      all others
+    cov_t  = (A_t - mean of A) * (old_logprobs_t - mean of old_logprobs)        means over all tokens of the step
+    loss_t = -ratio_t * A_t,   + coef * |logprobs_t - old_logprobs_t| on the `share` of tokens of highest cov_t > 0
 
 Which tokens these are is settled once for the whole step, by the smallest covariance among them: so it does not depend
 on how the step is cut into mini-batches, micro-batches or ranks. The loss is made anew in each step:
@@ -31,7 +30,7 @@ from torch import Tensor
 def kl_cov(
     advantages: Tensor, old_logprobs: Tensor, response_mask: Tensor, *, share: float = 2e-4, coef: float = 1.0
 ) -> Callable[..., Tensor]:
-    """The loss function of one step. Advantages are [B] or [B, L]; at least one token is penalized, more in a tie."""
+    """The loss function of one step. Advantages are [B] or [B, L]. `share` is at least one token, more in a tie."""
     per_token = (advantages[:, None] if advantages.ndim == 1 else advantages).expand_as(old_logprobs)[response_mask]
     mean_advantage, mean_logprob = float(per_token.mean()), float(old_logprobs[response_mask].mean())
 
@@ -44,7 +43,8 @@ def kl_cov(
 
     def loss(*, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, **_: object) -> Tensor:
         log_ratio = logprobs - old_logprobs
-        penalized = covariance(advantages, old_logprobs) >= lowest
+        cov = covariance(advantages, old_logprobs)
+        penalized = (cov >= lowest) & (cov > 0.0)
         policy_gradient = -log_ratio.clamp(-20.0, 20.0).exp() * advantages
         return policy_gradient + torch.where(penalized, coef * log_ratio.abs(), 0.0)
 
