@@ -11,6 +11,7 @@ from tandem.data.prompts import Prompts, check_data
 from tandem.errors import RewardError, SeveralErrors, TandemError
 from tandem.evaluate import HeldOut, load_held_out
 from tandem.hybrid.engine_checks import check_engine
+from tandem.hybrid.critic_config import check_critic
 from tandem.hybrid.reference import check_reference
 from tandem.hybrid.several import check_devices, check_layouts
 from tandem.hybrid.start import check_lengths, resolve_here
@@ -57,6 +58,7 @@ def _check(config: Config, reward: Callable[..., object] | None) -> None:
         lambda: _check_model(config),
         lambda: check_devices(config),
         lambda: check_reference(config),
+        lambda: check_critic(config),
         lambda: check_trackers(config.tracking),
         lambda: check_data(config.data, _held_out_files(config), seed=config.run.seed),
         lambda: _check_examples(config),

@@ -48,10 +48,10 @@ def estimate_advantages(
     config: AlgorithmConfig,
     rewards: Rewards,
     rollouts: Rollouts,
-    *,
     old_logprobs: Float[Tensor, "B L"] | None = None,
     ref_logprobs: Float[Tensor, "B L"] | None = None,
     values: Float[Tensor, "B L"] | None = None,
+    *,
     function: AdvantageFunction | None = None,
 ) -> Float[Tensor, " B"] | Float[Tensor, "B L"]:
     """The advantages of one step's responses, by `algorithm.advantage` or by the user's own function.
@@ -86,20 +86,20 @@ def estimate_returns(
     config: AlgorithmConfig,
     rewards: Rewards,
     rollouts: Rollouts,
-    *,
-    values: Float[Tensor, "B L"] | None,
     old_logprobs: Float[Tensor, "B L"] | None = None,
     ref_logprobs: Float[Tensor, "B L"] | None = None,
+    values: Float[Tensor, "B L"] | None = None,
 ) -> Float[Tensor, "B L"]:
     """What a critic learns in this step: the returns of `gae`. Arguments and errors as of `estimate_advantages`.
 
     Returns:
-        Of each token; float32, no gradient, 0 outside of the response mask. A response that takes no part has its
-        values for returns: nothing is known that the critic should change.
+        Of each token; float32, no gradient, 0 outside of the response mask. NaN in a response that takes no part: what
+        the critic should expect there is not known.
     """
     step = Signals.of(config, rewards, rollouts, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, values=values)
     advantages, _ = gae(step.token_rewards, step.values, step.mask, gamma=config.gamma, lam=config.lam)
-    return torch.where(rollouts.response_mask, advantages + step.values, 0.0).float()
+    returns = torch.where(step.mask, advantages + step.values, torch.nan)
+    return torch.where(rollouts.response_mask, returns, 0.0).float()
 
 
 def idle_groups(

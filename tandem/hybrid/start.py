@@ -21,6 +21,7 @@ from tandem.config.model import ModelConfig
 from tandem.config.resolve import resolve_config
 from tandem.config.schema import Config
 from tandem.errors import CheckpointError, ConfigError, ModelError, Problem
+from tandem.hybrid.critic_config import check_critic, critic_config
 from tandem.hybrid.engine_checks import check_engine
 from tandem.hybrid.phases import Watch
 from tandem.hybrid.reference import find_reference
@@ -150,6 +151,7 @@ def _start(
     split_stop(config.rollout.stop, tokenizer)  # raises where one cannot be found
     if run_folder is not None:
         check_lengths(config, facts)
+    check_critic(config)
     train = train_settings(config, total_steps=total_steps, loss=loss)
     reference, kept = find_reference(config, run_folder, needed=train.needs_reference)
     several = config.cluster.num_workers > 1
@@ -243,6 +245,7 @@ def _worker_options(
     return WorkerOptions(
         model=source,
         trainer=config.trainer,
+        critic=critic_config(config),
         facts=facts,
         device=torch.device(config.cluster.device),
         dtype=DTYPES[config.model.dtype],

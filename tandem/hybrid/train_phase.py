@@ -12,12 +12,13 @@ from tandem.algorithm.advantages import idle_groups
 from tandem.algorithm.losses import as_loss
 from tandem.algorithm.masked import loss_mask
 from tandem.algorithm.protocols import Loss, LossFunction
-from tandem.batch import Rollouts, UpdateResult
+from tandem.batch import CriticUpdate, Rollouts, UpdateResult
 from tandem.config.model import ModelConfig
 from tandem.hybrid.phases import PhaseHandle, Watch
 from tandem.hybrid.train_settings import TrainSettings
 from tandem.hybrid.worker import Worker
 from tandem.runtime.worker_group import WorkerGroup
+from tandem.trainer.critic import CriticBatch
 from tandem.trainer.supervised import answers_as_rollouts
 from tandem.trainer.update_batch import UpdateBatch
 
@@ -44,6 +45,11 @@ class TrainPhase(PhaseHandle):
         self.num_updates = num_updates
 
     @property
+    def has_critic(self) -> bool:
+        """Whether there is one: with `algorithm.advantage=gae`."""
+        return self._settings.has_critic
+
+    @property
     def needs_reference(self) -> bool:
         """Whether loss or rewards have a term that needs `ref_logprobs`."""
         return self._settings.needs_reference
@@ -56,7 +62,7 @@ class TrainPhase(PhaseHandle):
         """
         self.check_open()
         if self._settings.old_logprobs == "rollout":
-            return rollouts.rollout_logprobs
+            return _kept_logprobs(rollouts)
         if self._settings.old_logprobs == "update":
             return None
         with self._timing("logprobs"):
@@ -67,6 +73,48 @@ class TrainPhase(PhaseHandle):
         self.check_open()
         with self._timing("logprobs"):
             return self._group.call(Worker.ref_logprobs, rollouts, self._reference)
+
+    def values(self, rollouts: Rollouts) -> Float[Tensor, "B L"]:
+        """The critic's value of the state in which each token was chosen, in the reward's unit.
+
+        The critic is loaded the first time; without `critic.path` it begins as a copy of the policy of that moment.
+
+        Raises:
+            PhaseError: The phase has ended.
+            ValueError: There is no critic.
+        """
+        self._check_critic()
+        with self._timing("values"):
+            return self._group.call(Worker.values, rollouts)
+
+    def update_critic(
+        self, rollouts: Rollouts, returns: Float[Tensor, "B L"], values: Float[Tensor, "B L"]
+    ) -> CriticUpdate:
+        """Bring the critic's values closer to the returns.
+
+        Args:
+            rollouts: The responses.
+            returns: What the values shall be. NaN = unknown: such tokens are left out, of denominators too.
+            values: The critic's before the update, from `values`.
+
+        Raises:
+            PhaseError: The phase has ended.
+            TrainingError: Too many updates in a row were not finite.
+            ValueError: There is no critic; shapes do not fit; a return or value is infinite.
+        """
+        self._check_critic()
+        _check_shapes(rollouts, returns=returns, values=values)
+        mask = loss_mask(rollouts.response_mask, rollouts.truncated, mask_truncated=self._settings.mask_truncated)
+        mask = mask & ~returns.isnan()
+        if not bool((returns.isfinite() & values.isfinite())[mask].all()):
+            raise ValueError("some returns or values are not finite")
+        with self._timing("update_critic"):
+            return self._group.call(Worker.update_critic, CriticBatch(rollouts, returns, values, mask))
+
+    def _check_critic(self) -> None:
+        self.check_open()
+        if not self.has_critic:
+            raise ValueError("there is no critic: set algorithm.advantage=gae")
 
     def update(
         self,
@@ -94,7 +142,8 @@ class TrainPhase(PhaseHandle):
         Raises:
             PhaseError: The phase has ended.
             TrainingError: Too many updates in a row were not finite.
-            ValueError: Shapes do not fit, or an advantage is not finite.
+            ValueError: Shapes do not fit, an advantage is not finite, or old log-probs would be those of a cut
+                distribution.
         """
         self.check_open()
         advantages = advantages.detach().to("cpu", torch.float32)
@@ -145,7 +194,7 @@ class TrainPhase(PhaseHandle):
         if given is not None:
             return given
         if rollouts.policy_version != self.policy_version:
-            return rollouts.rollout_logprobs
+            return _kept_logprobs(rollouts)
         return self.old_logprobs(rollouts)
 
     def supervised_update(
@@ -173,3 +222,13 @@ def _check_shapes(rollouts: Rollouts, **matrices: Tensor | None) -> None:
             raise ValueError(
                 f"{name} of shape {list(matrix.shape)} do not fit {rows} responses of up to {width} tokens"
             )
+
+
+def _kept_logprobs(rollouts: Rollouts) -> Float[Tensor, "B L"]:
+    """Those of the engine; the trainer's of the full distribution are no match for those of a cut one."""
+    if rollouts.cut_logprobs:
+        raise ValueError(
+            "the log-probs that vLLM has kept under top_p or top_k are of a cut distribution: hand in old_logprobs, "
+            "from trainer.old_logprobs(rollouts) before the policy changes, with algorithm.old_logprobs=recompute"
+        )
+    return rollouts.rollout_logprobs

@@ -19,6 +19,7 @@ class TrainSettings:
     loss: Loss
     schedule: Schedule
     kl_in_reward: bool
+    has_critic: bool
     old_logprobs: Literal["update", "rollout", "recompute"]
     correction: Correction
     mask_truncated: bool
@@ -37,6 +38,10 @@ def train_settings(config: Config, *, total_steps: int | None, loss: Loss | Loss
     assert algorithm.old_logprobs != "auto", "the config is not resolved"
     assert algorithm.correction != "auto"
     kl_in_reward = algorithm.kl_place == "reward"
+    has_critic = algorithm.advantage == "gae"
+    num_updates = total_steps
+    if total_steps is not None and has_critic:
+        num_updates = total_steps - config.critic.warmup_steps
     configured = ClippedSurrogate(
         surrogate=algorithm.loss,
         clip_low=algorithm.clip_low,
@@ -54,10 +59,11 @@ def train_settings(config: Config, *, total_steps: int | None, loss: Loss | Loss
             lr=trainer.lr,
             kind=trainer.lr_schedule,
             warmup_steps=trainer.warmup_steps,
-            total_steps=total_steps,
+            total_steps=num_updates,
             final=trainer.lr_final,
         ),
         kl_in_reward=kl_in_reward and algorithm.kl_coef > 0,
+        has_critic=has_critic,
         old_logprobs=algorithm.old_logprobs,
         correction=Correction(algorithm.correction, *algorithm.correction_range),
         mask_truncated=algorithm.mask_truncated,
