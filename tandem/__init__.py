@@ -21,9 +21,10 @@ if sys.platform == "win32":  # worker processes, locks and memory limits are tho
     raise ImportError("Tandem runs on Linux and macOS. On Windows, use it in WSL (the Windows Subsystem for Linux).")
 
 if TYPE_CHECKING:
-    from tandem.algorithm.advantages import estimate_advantages, grpo_advantages
+    from tandem.algorithm.advantages import estimate_advantages, estimate_returns
     from tandem.algorithm.correction import Correction
     from tandem.algorithm.function_loss import FunctionLoss
+    from tandem.algorithm.group_advantages import grpo_advantages, rloo_advantages
     from tandem.algorithm.kl import token_kl
     from tandem.algorithm.losses import ClippedSurrogate, grpo_loss
     from tandem.algorithm.masked import masked_mean, token_weights
@@ -66,14 +67,16 @@ _HOMES = {
     "collect": "tandem.collect",
     "config_from_dict": "tandem.config.load",
     "estimate_advantages": "tandem.algorithm.advantages",
+    "estimate_returns": "tandem.algorithm.advantages",
     "evaluate": "tandem.evaluate",
-    "grpo_advantages": "tandem.algorithm.advantages",
+    "grpo_advantages": "tandem.algorithm.group_advantages",
     "grpo_loss": "tandem.algorithm.losses",
     "load_config": "tandem.config.load",
     "load_prompts": "tandem.data.prompts",
     "masked_mean": "tandem.algorithm.masked",
     "prepare": "tandem.prepare",
     "response_logprobs": "tandem.trainer.logprobs",
+    "rloo_advantages": "tandem.algorithm.group_advantages",
     "score": "tandem.collect",
     "start": "tandem.hybrid.start",
     "start_rewards": "tandem.rewards.pool",
@@ -104,6 +107,7 @@ __all__ = [
     "collect",
     "config_from_dict",
     "estimate_advantages",
+    "estimate_returns",
     "evaluate",
     "grpo_advantages",
     "grpo_loss",
@@ -112,6 +116,7 @@ __all__ = [
     "masked_mean",
     "prepare",
     "response_logprobs",
+    "rloo_advantages",
     "score",
     "start",
     "start_rewards",
