@@ -14,6 +14,7 @@ import gc
 import itertools
 import tempfile
 import uuid
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -92,6 +93,7 @@ class VllmEngine:
 
     def _start(self) -> Any:
         """An LLMEngine, asleep."""
+        gc.collect()  # an engine that nobody has any more: vLLM puts a single one to sleep in a process
         meeting = self._ranks.gather(uuid.uuid4().hex)[0]
         with starting_vllm(), tempfile.TemporaryDirectory() as folder:
             from vllm.distributed.parallel_state import destroy_model_parallel
@@ -114,6 +116,8 @@ class VllmEngine:
             file.unlink(missing_ok=True)  # all ranks have mapped it, and a killed process would leave it there
         # Its end would take the process group along, which is the trainer's, too, and that of the next engine here.
         llm.engine_core._finalizer.detach()
+        self._end = weakref.finalize(self, llm.model_executor.shutdown)
+        self._end.atexit = False
         gc.unfreeze()
         if self._sleeps:
             llm.sleep(self._sleep_level)
@@ -176,7 +180,7 @@ class VllmEngine:
         """See `Engine`. What was computed with other weights is forgotten."""
         self.policy_version = policy_version
         if self._sleeps and not self._awake:
-            self._llm.wake_up(["kv_cache"])
+            self._llm.wake_up()  # what still sleeps: the KV cache, and the weights where they were kept
         self._awake = True
         self._forget_prefixes()
 
@@ -188,9 +192,8 @@ class VllmEngine:
 
     def restart(self, sleep_level: int) -> None:
         """Make the engine anew, without weights, asleep."""
-        self._llm.model_executor.shutdown()
+        self._end()
         del self._llm
-        gc.collect()
         self._sleep_level = sleep_level
         self._awake = False
         self._llm = self._start()
