@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tandem.algorithm.advantages import estimate_advantages
+from tandem.algorithm.advantages import estimate_advantages, estimate_returns
 from tandem.algorithm.protocols import AdvantageFunction, Loss, LossFunction
 from tandem.collect import collect
 from tandem.config.schema import Config
@@ -73,27 +73,28 @@ def _train(
         for step in run.steps(plan.num_steps, resume_from=done):
             with workers.rollout_phase() as engine:
                 # 1. Rollout: the policy answers each prompt with a group of responses.
-                # 2. Reward: each response is scored as soon as it ends.
-                rollouts, rewards = collect(engine, prompts.next_batch(), reward_fn, engine.options(step=step))
+                # 2. Reward: each response is scored as soon as it ends (DAPO draws again for groups without contrast).
+                rollouts, rewards = collect(
+                    engine, prompts, reward_fn, engine.options(step=step), config.algorithm, config.reward
+                )
             with workers.train_phase() as trainer:
-                # 3. Log-probs of each response token, under the old policy and the reference.
+                # 3. Log-probs of each response token, under the old policy and the reference (PPO: values, too).
                 old_logprobs = trainer.old_logprobs(rollouts)
                 ref_logprobs = trainer.ref_logprobs(rollouts) if trainer.needs_reference else None
-                # 4. Advantage: each response against the others of its group.
-                advantages = estimate_advantages(
-                    config.algorithm,
-                    rewards,
-                    rollouts,
-                    old_logprobs=old_logprobs,
-                    ref_logprobs=ref_logprobs,
-                    function=advantage,
-                )
-                # 5. Update: ascend the clipped objective, mini-batch by mini-batch.
-                update = trainer.update(rollouts, advantages, old_logprobs, ref_logprobs)
+                values = trainer.values(rollouts) if trainer.has_critic else None
+                # 4. Advantage: each response against the others of its group (PPO: each token against its value).
+                scored = (rewards, rollouts, old_logprobs, ref_logprobs, values)
+                advantages = estimate_advantages(config.algorithm, *scored, function=advantage)
+                # 5. Update: ascend the clipped objective, mini-batch by mini-batch (PPO: after the critic's warm-up).
+                update = critic = None
+                if step > config.critic.warmup_steps:
+                    update = trainer.update(rollouts, advantages, old_logprobs, ref_logprobs)
+                if values is not None:
+                    critic = trainer.update_critic(rollouts, estimate_returns(config.algorithm, *scored), values)
             evaluation = None
             if run.due("evaluation", step):
                 evaluation = evaluate(workers, reward_fn, plan.held_out, config.evaluation, step=step, seed=seed)
-            run.log(step, rollouts, rewards, advantages, update, evaluation)
+            run.log(step, rollouts, rewards, advantages, update, evaluation, critic)
             if run.due("checkpoint", step):
                 workers.save_checkpoint(step, {"prompts": prompts, "run": run}, evaluation)
         workers.close()

@@ -107,6 +107,25 @@ METRICS: Mapping[str, Metric] = {
     "policy/skipped_updates": Metric(
         "updates", "max", ".0f", "Updates left out because their loss or gradient was not finite."
     ),
+    "critic/loss": Metric("loss", "mean", ".4f", "The loss of the critic.", "critic/vf_loss"),
+    "critic/value_mean": Metric(
+        "reward", "mean", ".3f", "What the critic expected, mean over tokens, before its update.", "critic/vpred_mean"
+    ),
+    "critic/explained_variance": Metric(
+        "share",
+        "mean",
+        ".3f",
+        "How much of the returns' variance the critic foresaw: 1 = all, 0 = no more than their mean.",
+        "critic/vf_explained_var",
+    ),
+    "critic/clip_fraction": Metric(
+        "share", "mean", ".3f", "Tokens whose value had moved beyond critic.clip_value.", "critic/vf_clipfrac"
+    ),
+    "critic/grad_norm": Metric("norm", "mean", ".3f", "Norm of the critic's gradient.", "critic/grad_norm"),
+    "critic/lr": Metric("lr", "mean", ".1e", "Learning rate of the critic.", "critic/lr"),
+    "critic/skipped_updates": Metric(
+        "updates", "max", ".0f", "Updates of the critic left out because loss or gradient was not finite."
+    ),
     "eval/pass@1": Metric("share", "mean", ".3f", "Held-out: chance that one sampled response is right."),
     "timing_s/step": Metric(
         "s", "max", ".1f", "The whole step: time since the line before, or since the first step began.", "timing_s/step"
@@ -117,6 +136,8 @@ METRICS: Mapping[str, Metric] = {
     ),
     "timing_s/logprobs": Metric("s", "max", ".1f", "Old and reference log-probs.", "timing_s/old_log_prob"),
     "timing_s/update": Metric("s", "max", ".1f", "Forward, backward and optimizer.", "timing_s/update_actor"),
+    "timing_s/values": Metric("s", "max", ".1f", "The critic's values.", "timing_s/values"),
+    "timing_s/update_critic": Metric("s", "max", ".1f", "The critic's update.", "timing_s/update_critic"),
     "timing_s/to_rollout": Metric("s", "max", ".1f", "Handing the device to the engine: offloading, moving weights."),
     "timing_s/to_train": Metric(
         "s", "max", ".1f", "Handing the device to the trainer: freeing the engine's memory, loading what was offloaded."

@@ -31,7 +31,7 @@ class RolloutLog:
         rollouts: Rollouts,
         rewards: Rewards,
         advantages: Float[Tensor, " B"] | Float[Tensor, "B L"],
-        update: UpdateResult,
+        update: UpdateResult | None,
     ) -> None:
         """Write the step's responses, where it is this step's turn.
 
@@ -63,7 +63,7 @@ def rollout_rows(
     rollouts: Rollouts,
     rewards: Rewards,
     advantages: Float[Tensor, " B"] | Float[Tensor, "B L"],
-    update: UpdateResult,
+    update: UpdateResult | None,
     *,
     most: int,
 ) -> Iterator[dict[str, Any]]:
@@ -90,8 +90,8 @@ def rollout_rows(
             "tokens": rollouts.response_tokens[row, :length].tolist(),
             "mask": rollouts.response_mask[row, :length].to(torch.int64).tolist(),
             "rollout_logprobs": rollouts.rollout_logprobs[row, :length].tolist(),
-            "logprobs": _row(update.logprobs, row, length),
-            "ratio": _row(update.ratio, row, length),
+            "logprobs": _row(None if update is None else update.logprobs, row, length),
+            "ratio": _row(None if update is None else update.ratio, row, length),
         }
 
 

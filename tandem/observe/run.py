@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from jaxtyping import Float
 from torch import Tensor
 
-from tandem.batch import Drawn, Evaluation, Rewards, Rollouts, UpdateResult
+from tandem.batch import CriticUpdate, Drawn, Evaluation, Rewards, Rollouts, UpdateResult
 from tandem.config import Config
 from tandem.errors import RewardError
 from tandem.observe.best import Best
@@ -29,7 +29,7 @@ from tandem.observe.step_metrics import evaluation_metrics, num_tokens, step_met
 from tandem.observe.stop import Stop
 from tandem.observe.trackers import Trackers, check_trackers, start_trackers
 
-_SHOWN_AS = {"to_rollout": "device to the engine", "to_train": "device to the trainer"}
+_SHOWN_AS = {"to_rollout": "device to the engine", "to_train": "device to the trainer", "update_critic": "critic"}
 
 
 class Run:
@@ -187,8 +187,9 @@ class Run:
         rollouts: Rollouts,
         rewards: Rewards,
         advantages: Float[Tensor, " B"] | Float[Tensor, "B L"],
-        update: UpdateResult,
+        update: UpdateResult | None,
         evaluation: Evaluation | None = None,
+        critic: CriticUpdate | None = None,
     ) -> dict[str, float]:
         """Write and show a step: its rollouts, its line in `metrics.jsonl`, the console, the trackers.
 
@@ -197,8 +198,9 @@ class Run:
             rollouts: Its responses.
             rewards: Their rewards.
             advantages: Their advantages, one per response or per token.
-            update: What the update did.
+            update: What the update did. None = the policy was not updated.
             evaluation: Held-out results, where the step evaluated.
+            critic: What the critic's update did, where there is a critic.
 
         Returns:
             The step's metrics; NaN where something was not measured.
@@ -213,7 +215,7 @@ class Run:
         drawn = rewards.drawn or Drawn(rollouts, rewards)
         metrics = self._measured.take()
         metrics["perf/tokens_per_s"] = num_tokens(drawn.rollouts) / max(metrics["timing_s/step"], 1e-9)
-        metrics = metrics | step_metrics(rollouts, rewards, update, evaluation)
+        metrics = metrics | step_metrics(rollouts, rewards, update, evaluation, critic)
         self._rollout_log.write(step, rollouts, rewards, advantages, update)
         self._write(step, metrics)
         self.console.step(step, self.total or step, metrics, evaluated=f"eval/{self.config.evaluation.metric}")
@@ -255,7 +257,7 @@ class Run:
         self._folder.metrics.append({"step": step, **metrics})
         self._trackers.log(step, metrics)
 
-    def _warn(self, step: int, drawn: Drawn, update: UpdateResult) -> None:
+    def _warn(self, step: int, drawn: Drawn, update: UpdateResult | None) -> None:
         if drawn.rewards.num_invalid:
             detail = first_problem(drawn.rollouts, drawn.rewards) or ""
             message = f"step {step}: {drawn.rewards.num_invalid} of {len(drawn.rollouts)} responses have no reward"
@@ -264,7 +266,7 @@ class Run:
             message = f"step {step}: {drawn.num_missing} groups too few have contrast, of {drawn.num_batches} batches"
             detail = "draw more (algorithm.max_resample), or take prompts that are neither too easy nor too hard"
             self.console.warn("too few groups with contrast", message, detail)
-        if update.num_skipped:
+        if update is not None and update.num_skipped:
             message = f"step {step}: {update.num_skipped} updates skipped, loss or gradient was not finite"
             self.console.warn("skipped updates", message)
 

@@ -7,12 +7,16 @@ from collections.abc import Mapping
 
 import torch
 
-from tandem.batch import Drawn, Evaluation, Rewards, Rollouts, UpdateResult
+from tandem.batch import CriticUpdate, Drawn, Evaluation, Rewards, Rollouts, UpdateResult
 from tandem.observe.metrics import METRICS
 
 
 def step_metrics(
-    rollouts: Rollouts, rewards: Rewards, update: UpdateResult, evaluation: Evaluation | None = None
+    rollouts: Rollouts,
+    rewards: Rewards,
+    update: UpdateResult | None,
+    evaluation: Evaluation | None = None,
+    critic: CriticUpdate | None = None,
 ) -> dict[str, float]:
     """Rollout, reward, policy and evaluation metrics of one step. NaN where something was not measured.
 
@@ -21,8 +25,9 @@ def step_metrics(
         rewards: Their rewards. Where the step has drawn more than it learns from, rollout and reward metrics are of
             all that was drawn, so that they tell of the policy and not of the choice.
         update: What the update did. Of its own `metrics` a full name, such as `mismatch/kl`, sets that
-            metric; a bare one, such as the loss function gives, becomes `policy/<name>`.
+            metric; a bare one, such as the loss function gives, becomes `policy/<name>`. None = there was none.
         evaluation: Held-out results, in the steps that evaluate.
+        critic: What the critic's update did, where there is a critic.
     """
     drawn = rewards.drawn or Drawn(rollouts, rewards)
     metrics = {
@@ -32,9 +37,10 @@ def step_metrics(
         "rollout/groups_resampled": float(drawn.num_idle),
         "rollout/groups_surplus": float(drawn.num_surplus),
         **_policy_metrics(update),
+        **(_critic_metrics(critic) if critic is not None else {}),
         **(evaluation_metrics(evaluation) if evaluation is not None else {}),
     }
-    for name, value in update.metrics.items():
+    for name, value in update.metrics.items() if update is not None else ():
         metrics[name if "/" in name else _free_name("policy", name, metrics)] = float(value)
     return metrics
 
@@ -92,7 +98,9 @@ def _rollout_metrics(rollouts: Rollouts, rewards: Rewards) -> dict[str, float]:
     }
 
 
-def _policy_metrics(update: UpdateResult) -> dict[str, float]:
+def _policy_metrics(update: UpdateResult | None) -> dict[str, float]:
+    if update is None:
+        return {name: math.nan for name in METRICS if name.startswith("policy/")}
     return {
         "policy/loss": update.loss,
         "policy/kl": math.nan if update.kl is None else update.kl,
@@ -104,6 +112,18 @@ def _policy_metrics(update: UpdateResult) -> dict[str, float]:
         "policy/grad_norm": update.grad_norm,
         "policy/lr": update.lr,
         "policy/skipped_updates": float(update.num_skipped),
+    }
+
+
+def _critic_metrics(critic: CriticUpdate) -> dict[str, float]:
+    return {
+        "critic/loss": critic.loss,
+        "critic/value_mean": critic.value_mean,
+        "critic/explained_variance": critic.explained_variance,
+        "critic/clip_fraction": critic.clip_fraction,
+        "critic/grad_norm": critic.grad_norm,
+        "critic/lr": critic.lr,
+        "critic/skipped_updates": float(critic.num_skipped),
     }
 
 
