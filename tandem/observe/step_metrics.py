@@ -37,7 +37,7 @@ def step_metrics(
         "rollout/groups_resampled": float(drawn.num_idle),
         "rollout/groups_surplus": float(drawn.num_surplus),
         **_policy_metrics(update),
-        **(_critic_metrics(critic) if critic is not None else {}),
+        **_critic_metrics(critic),
         **(evaluation_metrics(evaluation) if evaluation is not None else {}),
     }
     for name, value in update.metrics.items() if update is not None else ():
@@ -115,7 +115,9 @@ def _policy_metrics(update: UpdateResult | None) -> dict[str, float]:
     }
 
 
-def _critic_metrics(critic: CriticUpdate) -> dict[str, float]:
+def _critic_metrics(critic: CriticUpdate | None) -> dict[str, float]:
+    if critic is None:
+        return {name: math.nan for name in METRICS if name.startswith("critic/")}
     return {
         "critic/loss": critic.loss,
         "critic/value_mean": critic.value_mean,
