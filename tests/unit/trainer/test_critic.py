@@ -192,10 +192,9 @@ def test_fault_10_an_update_that_is_not_finite_is_skipped_and_too_many_end_it() 
     found = run_critic_update(learner, bad)
     assert (found.num_updates, found.num_skipped) == (0, 1)
     assert all(torch.equal(before[name], weight) for name, weight in learner.critic.model.state_dict().items())
+    learner.optimizer = Optimizer(learner.weights, max_skipped=0, lr_key="critic.lr")
     with pytest.raises(TrainingError, match=r"lower critic\.lr"):
-        critic = critic_trainee()
-        critic.optimizer = Optimizer(critic.weights, max_skipped=0, lr_key="critic.lr")
-        run_critic_update(critic, bad)
+        run_critic_update(learner, bad)
 
 
 def test_mini_batches_and_epochs_make_an_update_each() -> None:
