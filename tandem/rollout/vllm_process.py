@@ -17,6 +17,7 @@ _SETTINGS = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
+_NOT_COMPILED = "TORCHDYNAMO_DISABLE"  # read where a function is decorated, and by no other code once vLLM has started
 _OVERRULING = "VLLM_CPU_KVCACHE_SPACE"  # in whole GiB, against rollout.kv_cache_gib
 
 
@@ -27,12 +28,16 @@ def starting_vllm() -> Generator[None]:
     While it starts, it seeds the generators of Python, numpy and torch, and sets environment variables that every
     process started later would inherit (LD_PRELOAD among them). On CPUs it replaces `torch.set_num_threads` by a
     function that does nothing, for good: then neither Tandem's nor the user's own settings would hold any more.
+
+    Where there is no GPU, none of its functions is compiled: that takes a C++ compiler, and ten seconds or more.
     """
     before, set_num_threads = dict(os.environ), torch.set_num_threads
     numpy_state, python_state = np.random.get_state(), random.getstate()
     os.environ.update({key: os.environ.get(key, value) for key, value in _SETTINGS.items()})
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = _SETTINGS["VLLM_ENABLE_V1_MULTIPROCESSING"]
     os.environ.pop(_OVERRULING, None)
+    if not torch.cuda.is_available():
+        os.environ[_NOT_COMPILED] = "1"
     try:
         with torch.random.fork_rng(devices=_devices()), warnings.catch_warnings():
             warnings.simplefilter("ignore")

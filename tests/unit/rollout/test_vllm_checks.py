@@ -81,3 +81,19 @@ def test_what_a_start_changes_in_the_process_is_put_back(monkeypatch: pytest.Mon
     assert torch.set_num_threads is threads
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1:] == (random.getstate(), np.random.get_state()[1].tolist())
+
+
+def test_vllm_compiles_no_function_on_cpus_and_everybody_else_still_can() -> None:
+    compiled: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        compiled.append("something")
+        return graph
+
+    with starting_vllm():
+        vllms = torch.compile(lambda x: x + 1, backend=backend)
+    assert vllms(torch.zeros(1)).item() == 1
+    assert bool(compiled) == torch.cuda.is_available()
+    compiled.clear()
+    assert torch.compile(lambda x: x + 2, backend=backend)(torch.zeros(1)).item() == 2
+    assert compiled
