@@ -113,7 +113,7 @@ def load_reward(
 
     Args:
         choice: `file.py:name`, a built-in name, a list of these (weighted sum), {data_source: one of these},
-            or a Python function.
+            or a Python function. A class is made here, with the options, and what it makes is called.
         weights: Weight of each function of a list, by its name; 1 for those left out.
         options: Keywords handed to the functions, each to those that take it.
         batched: The functions take lists and return a list.
@@ -225,6 +225,8 @@ def _plan_all(
             used |= set(accepted)
             if function is BUILT_IN.get(name):
                 prepare_built_in(name, accepted)
+            if inspect.isclass(function):
+                function, accepted = _made(function, name, accepted), {}
             plans[name] = plan_call(function, name, options=accepted, batched=batched)
         except RewardError as error:
             problems.append(error)
@@ -234,6 +236,23 @@ def _plan_all(
         problems.append(RewardError(f"reward.options: no reward function takes {', '.join(unknown)}", remedy=remedy))
     _raise_all(problems)
     return plans
+
+
+def _made(kind: type, name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """What scores: an instance, made before the first call. It holds what is needed for all calls, such as a model."""
+    made: object = None
+    with Raised() as raised:
+        made = kind(**options)
+    if raised.text is not None:
+        raise RewardError(
+            f"reward class {name} cannot be made with reward.options: {raised.text}",
+            remedy="mend the options or the class; where memory ran out, raise reward.memory_gib",
+        )
+    if not callable(made):
+        raise RewardError(
+            f"reward class {name}: what it makes cannot be called", remedy="add def __call__(self, response, ...)"
+        )
+    return made
 
 
 def _check_weights(weights: Mapping[str, float], names: Sequence[str], several: bool) -> None:

@@ -19,6 +19,8 @@ from tandem.rewards.dispatcher import Dispatcher, Job
 from tandem.rewards.messages import Setup, frame, write_job
 from tandem.rewards.sample import Sample, Score
 
+BATCH = 32  # responses that a batched function gets in one call, as soon as there are so many
+
 # What pickling raises for objects that cannot leave their process: locks, generators, open files, endless nesting.
 _UNPICKLABLE = (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError)
 
@@ -78,7 +80,7 @@ class RewardPool:
         self.close()
 
     def submit(self, sample: Sample) -> int:
-        """Have `sample` scored, and return its ticket at once. A batched function waits for `gather`."""
+        """Have `sample` scored, and return its ticket at once. A batched function waits for `BATCH`, or `gather`."""
         ticket = next(self._tickets)
         self._open_tickets.add(ticket)
         try:
@@ -87,10 +89,10 @@ class RewardPool:
             problem = f"ground_truth or extra_info cannot be sent to a worker process: {error}"
             self._board.put({ticket: Score(None, error=problem)})
             return ticket
-        if self._batched:
-            self._buffer.append((ticket, content))
-        else:
-            self._send([(ticket, content)])
+        self._buffer.append((ticket, content))
+        if len(self._buffer) == (BATCH if self._batched else 1):
+            self._send(self._buffer)
+            self._buffer.clear()
         return ticket
 
     def gather(self, tickets: Sequence[int]) -> list[Score]:
@@ -114,7 +116,7 @@ class RewardPool:
         self._thread.join()
 
     def _flush(self) -> None:
-        """Send what has gathered for a batched function, in one call for each worker."""
+        """Send what is left for a batched function, in one call for each worker."""
         size = -(-len(self._buffer) // self._workers)
         for start in range(0, len(self._buffer), max(1, size)):
             self._send(self._buffer[start : start + size])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -159,3 +160,21 @@ def batch(responses: list[str], ground_truths: list[Any]) -> Any:
     if "too few" in responses:
         return [1.0] * (len(responses) - 1)
     return [{"score": float(r == t), "size": len(responses)} for r, t in zip(responses, ground_truths, strict=True)]
+
+
+def call_home(responses: list[str], extra_infos: list[int]) -> list[float]:
+    """Connect to the port that `extra_info` names, and say how many responses came."""
+    socket.create_connection(("127.0.0.1", extra_infos[0])).close()
+    return [float(len(responses))] * len(responses)
+
+
+class Counter:
+    """Counts its calls from `start` on; takes `gib` of memory before the first one."""
+
+    def __init__(self, start: int = 0, gib: int = 0) -> None:
+        self.count = start
+        self.memory = bytearray(gib << 30)
+
+    def __call__(self, response: str) -> float:
+        self.count += 1
+        return self.count

@@ -99,6 +99,36 @@ def test_a_batch_is_split_by_source() -> None:
     assert [score.value for score in scores] == [3, 2, 3, 3, 2]
 
 
+JUDGE = """
+made = 0
+
+class Judge:
+    def __init__(self, scale, shift=0.0):
+        global made
+        made += 1
+        self.scale, self.shift = scale, shift
+
+    def __call__(self, response, ground_truth):
+        return {"score": self.scale * len(response) + self.shift, "made": made}
+"""
+
+
+def test_a_class_is_made_once_with_the_options_and_what_it_makes_is_called(tmp_path: Path) -> None:
+    reward = load_reward(f"{write(tmp_path, JUDGE)}:Judge", options={"scale": 2.0})
+    scores = [asyncio.run(reward.evaluate([Sample(text)]))[0] for text in ("a", "bb")]
+    assert [(score.value, score.metrics) for score in scores] == [
+        (2.0, {"reward/made": 1.0}),
+        (4.0, {"reward/made": 1.0}),
+    ]
+
+
+def test_classes_and_functions_share_the_options(tmp_path: Path) -> None:
+    file = write(tmp_path, JUDGE + "def plain(response, shift): return shift")
+    choice = [f"{file}:Judge", f"{file}:plain"]
+    (score,) = evaluate(choice, Sample("a"), options={"scale": 2.0, "shift": 10.0}, weights={"plain": 0.1})
+    assert score.value == 12.0 + 0.1 * 10.0
+
+
 @pytest.mark.parametrize(
     ("choice", "settings", "message"),
     [
@@ -117,6 +147,11 @@ def test_a_batch_is_split_by_source() -> None:
             "there is no function exact\n.*score, exact_match",
         ),
         ("{file}:score", {"options": {"scale": 2.0}}, "no reward function takes scale"),
+        ("{file}:Judge", {}, "reward class Judge: what it makes cannot be called"),
+        ("{classes}:Picky", {"options": {"model": "m", "scale": 2.0}}, "there is no m"),
+        ("{classes}:Picky", {}, "(?s)Picky cannot be made.*missing 1 required.*'model'.*mend the options"),
+        ("{classes}:Picky", {"options": {"model": "m"}}, "(?s)ValueError: there is no m.*reward.memory_gib"),
+        ("{classes}:Deaf", {}, "Deaf.*does not ask for the response"),
         ("format_regex", {}, "asks for pattern"),
         ("format_regex", {"options": {"pattern": "("}}, "is not a regular expression"),
         ("format_regex", {"options": {"pattern": 4}}, "is 4, not a regular expression"),
@@ -126,6 +161,12 @@ def test_a_batch_is_split_by_source() -> None:
 def test_what_cannot_be_loaded_says_why(tmp_path: Path, choice: Any, settings: Any, message: str) -> None:
     files = {
         "file": write(tmp_path, "NUMBER = 3\ndef score(response): return 1\nclass Judge: pass", "file.py"),
+        "classes": write(
+            tmp_path,
+            "class Picky:\n    def __init__(self, model): raise ValueError(f'there is no {model}')\n"
+            "class Deaf:\n    def __call__(self, ground_truth): return 1\n",
+            "classes.py",
+        ),
         "broken": write(tmp_path, "import not_there", "broken.py"),
         "leaving": write(tmp_path, "raise SystemExit(3)", "leaving.py"),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -144,6 +145,37 @@ def test_a_batched_function_is_called_once_for_each_worker() -> None:
     scores = scores_of("batch", samples, workers=2, batched=True)
     assert [score.value for score in scores] == [1.0] * 5 + [0.0] * 5
     assert {score.metrics["reward/size"] for score in scores} == {5.0}
+
+
+def test_a_batched_function_gets_32_at_a_time_and_what_is_left_for_each_worker() -> None:
+    samples = [Sample(str(number), ground_truth=str(number)) for number in range(70)]
+    scores = scores_of("batch", samples, workers=2, batched=True)
+    assert [score.value for score in scores] == [1.0] * 70
+    assert [score.metrics["reward/size"] for score in scores] == [32.0] * 64 + [3.0] * 6
+
+
+def test_a_batched_function_is_called_while_more_responses_come() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        start_rewards(RewardConfig(function=f"{CASES}:call_home", workers=1, batched=True)) as pool,
+    ):
+        server.settimeout(60)
+        first = [pool.submit(Sample("x", extra_info=server.getsockname()[1])) for _ in range(32)]
+        connection, _ = server.accept()  # it has been called, although nobody has asked for scores
+        connection.close()
+        assert [score.value for score in pool.gather(first)] == [32.0] * 32
+
+
+def test_a_class_is_made_once_in_each_worker_before_the_first_call() -> None:
+    with start_rewards(RewardConfig(function=f"{CASES}:Counter", workers=1, options={"start": 5})) as pool:
+        tickets = [pool.submit(Sample("x")) for _ in range(3)]
+        assert [score.value for score in pool.gather(tickets)] == [6.0, 7.0, 8.0]
+
+
+def test_a_class_that_needs_more_memory_than_a_worker_has_is_told_at_the_start() -> None:
+    config = RewardConfig(function=f"{CASES}:Counter", workers=1, options={"gib": 2}, memory_gib=0.5)
+    with pytest.raises(RewardError, match=r"(?s)while it loaded the function.*MemoryError.*reward.memory_gib may be"):
+        start_rewards(config)
 
 
 def test_options_reach_the_function() -> None:
