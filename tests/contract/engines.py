@@ -22,6 +22,7 @@ TOLERANCE = 2e-5  # nats, contract 3, in float32
 # Heads of a size that vLLM's attention on CPUs has.
 SIZE = {"head_dim": 32}
 LENGTHS = {"max_prompt_length": 48}
+MAX_RESPONSE_LENGTH = 16
 
 
 def folder_of(path: Path, architecture: str = "Qwen3ForCausalLM", **settings: Any) -> Path:
@@ -36,7 +37,7 @@ def start_with(engine: str, folder: Path, config: Mapping[str, Mapping[str, Any]
 
 def with_engine(engine: str, config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The config's sections, with the engine and lengths that a tiny model has."""
-    rollout = {"engine": engine, "max_response_length": 16, **config.get("rollout", {})}
+    rollout = {"engine": engine, "max_response_length": MAX_RESPONSE_LENGTH, **config.get("rollout", {})}
     return {"data": LENGTHS, **{name: dict(section) for name, section in config.items()}, "rollout": rollout}
 
 

@@ -12,10 +12,20 @@ from transformers import AutoModelForCausalLM
 import tandem as td
 from tandem.errors import DataError, ModelError, PhaseError
 from tandem.hybrid.worker import Worker
-from tests.contract.engines import TOLERANCE, each_engine, folder_of, gap, start_with
+from tests.contract.engines import (
+    LENGTHS,
+    MAX_RESPONSE_LENGTH,
+    SIZE,
+    TOLERANCE,
+    each_engine,
+    folder_of,
+    gap,
+    start_with,
+)
 from tests.unit.hybrid.made import contrast, prompts_of, rollout, trainer_logprobs, worker_of
 
 EOS_IDS = (1, 10, 20, 30, 40, 50, 60, 70)  # of 104 tokens: one response in two ends within 8
+PAD_ID = 10  # which is an EOS, too
 
 
 @pytest.fixture(scope="module", params=["tied", "untied"])
@@ -25,7 +35,10 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return folder_of(tmp_path_factory.mktemp("models") / "model", eos_token_ids=EOS_IDS, vocab_size=128)
+    overrides = {**SIZE, "pad_token_id": PAD_ID}
+    return folder_of(
+        tmp_path_factory.mktemp("models") / "model", eos_token_ids=EOS_IDS, vocab_size=128, overrides=overrides
+    )
 
 
 @each_engine
@@ -48,10 +61,11 @@ def test_fault_21_25_26_logprobs_are_the_trainers_whatever_happens_to_the_weight
 
 
 @each_engine
-def test_lengths_masks_and_finish_reasons(engine: str, model: Path) -> None:
-    """Faults 15 and 16: any EOS token ends a response, and is its last one. The limit may be a single token."""
+def test_fault_15_16_lengths_masks_and_finish_reasons(engine: str, model: Path) -> None:
+    """Any EOS token ends a response, and is its last one, the pad token among them. The limit may be a single token."""
     with start_with(engine, model) as workers, workers.rollout_phase() as phase:
         reasons: set[str] = set()
+        last: set[int] = set()
         for limit in (1, 8):
             rollouts = phase.generate(prompts_of(workers), n=8, max_response_length=limit, step=limit)
             assert len(rollouts) == 32
@@ -70,7 +84,46 @@ def test_lengths_masks_and_finish_reasons(engine: str, model: Path) -> None:
                     tokens[:-1] if ended else tokens, skip_special_tokens=True
                 )
                 reasons.add(rollouts.finish_reasons[row])
+                last.add(tokens[-1])
         assert reasons == {"stop", "length"}
+        assert PAD_ID in last
+
+
+@each_engine
+def test_fault_19_responses_of_nothing_but_eos(engine: str, tmp_path: Path) -> None:
+    """Their one token enters the loss; a step of nothing else is trained on like any other."""
+    folder = folder_of(tmp_path / "model", eos_token_ids=range(104))
+    with start_with(engine, folder) as workers:
+        rollouts = rollout(workers)
+        assert set(rollouts.texts) == {""}
+        assert set(rollouts.finish_reasons) == {"stop"}
+        assert rollouts.response_mask.tolist() == [[True]] * len(rollouts)
+        assert gap(workers, rollouts) < TOLERANCE
+        with workers.train_phase() as trainer:
+            update = trainer.update(rollouts, contrast(rollouts), trainer.old_logprobs(rollouts))
+    assert update.num_updates == 1
+    assert 0 < update.grad_norm < math.inf
+
+
+@each_engine
+def test_the_last_position_is_used_and_no_other(engine: str, tmp_path: Path) -> None:
+    """Prompt and response fill the model's positions, and vLLM's max_model_len, to the last one."""
+    longest = LENGTHS["max_prompt_length"]
+    positions = longest + MAX_RESPONSE_LENGTH
+    folder = folder_of(tmp_path / "model", overrides={**SIZE, "max_position_embeddings": positions})
+    with start_with(engine, folder) as workers, workers.rollout_phase() as phase:
+        prompts = [td.Prompt(tuple(5 + at % 90 for at in range(longest)), "")]
+        rollouts = phase.generate(prompts, n=8, step=1)
+        at_the_limit = rollouts.response_lengths == MAX_RESPONSE_LENGTH
+        assert at_the_limit.any()
+        for reason, is_at_the_limit in zip(rollouts.finish_reasons, at_the_limit.tolist(), strict=True):
+            assert reason == "stop" or is_at_the_limit
+        one = phase.generate([td.Prompt((*prompts[0].tokens, *range(5, 20)), "")], n=4, max_response_length=1, step=1)
+        assert one.response_lengths.tolist() == [1] * 4
+        with pytest.raises(ModelError, match=f"may take {positions + 1} tokens"):
+            phase.generate(prompts, n=1, max_response_length=MAX_RESPONSE_LENGTH + 1, step=1)
+    assert gap(workers, rollouts) < TOLERANCE
+    assert gap(workers, one) < TOLERANCE
 
 
 @each_engine
