@@ -30,6 +30,9 @@ def ones(response, ground_truth):
 def twos(response, ground_truth):
     return float(response.count("2"))
 
+def rare(response, ground_truth):
+    return float(response.startswith("1"))
+
 def count(response, ground_truth, what="1"):
     return float(response.count(what))
 
@@ -69,6 +72,8 @@ WARM: Settings = {"sft.train": "{folder}/answers.jsonl", "sft.steps": 2, "sft.ba
 BF16: Settings = {"model.dtype": "bfloat16"}
 FALLING: Settings = {"trainer.lr_schedule": "linear", "trainer.lr_final": 0.1}
 CUT: Settings = {"data.over_length": "left", "data.max_prompt_length": 3}
+GAE: Settings = {"algorithm.advantage": "gae"}
+RESAMPLE: Settings = {"algorithm.idle_groups": "resample", "reward.function": "{folder}/reward.py:rare"}
 TWO: Settings = {"reward.function": ["{folder}/reward.py:ones", "{folder}/reward.py:twos"]}
 
 CASES: dict[str, Case] = {
@@ -105,6 +110,13 @@ CASES: dict[str, Case] = {
     "reward.function": Case({"reward.function": "{folder}/reward.py:twos"}),
     "reward.weights": Case({"reward.weights": {"ones": 3.0}}, TWO),
     "reward.options": Case({"reward.options": {"what": "2"}}, {"reward.function": "{folder}/reward.py:count"}),
+    "reward.overlong_buffer": Case({"reward.overlong_buffer": 2}),
+    "reward.overlong_penalty": Case({"reward.overlong_penalty": 3.0}, {"reward.overlong_buffer": 2}),
+    "algorithm.advantage": Case({"algorithm.advantage": "rloo"}),
+    "algorithm.gamma": Case({"algorithm.gamma": 0.5}, {"algorithm.advantage": "reinforce_plus_plus"}),
+    "algorithm.lam": Case({"algorithm.lam": 0.5}, GAE),
+    "algorithm.loss": Case({"algorithm.loss": "cispo"}, EPOCHS),
+    "algorithm.max_resample": Case({"algorithm.max_resample": 1}, RESAMPLE),
     "algorithm.preset": Case({"algorithm.preset": "dr_grpo"}),
     "algorithm.normalize_std": Case({"algorithm.normalize_std": "group"}),
     "algorithm.loss_aggregation": Case({"algorithm.loss_aggregation": "sequence_sum"}),
@@ -117,6 +129,11 @@ CASES: dict[str, Case] = {
     "algorithm.correction_range": Case({"algorithm.correction_range": [0.0, 1.0]}, BF16),
     "algorithm.kl_coef": Case({"algorithm.kl_coef": 1.0}, KL),
     "algorithm.kl_estimator": Case({"algorithm.kl_estimator": "k2"}, KL),
+    "algorithm.kl_place": Case({"algorithm.kl_place": "reward"}, KL),
+    "critic.path": Case({"critic.path": "{folder}/other"}, GAE),
+    "critic.lr": Case({"critic.lr": 0.01}, GAE),
+    "critic.warmup_steps": Case({"critic.warmup_steps": 1}, GAE),
+    "critic.clip_value": Case({"critic.clip_value": 1e-4}, {**GAE, **EPOCHS, "critic.lr": 0.01}),
     "algorithm.entropy_coef": Case({"algorithm.entropy_coef": 0.1}),
     "algorithm.reference": Case({"algorithm.reference": "{folder}/other"}, KL),
     "trainer.mini_batch_responses": Case(MINI),
