@@ -25,14 +25,18 @@ def critic_config(config: Config) -> CriticConfig | None:
     return critic.model_copy(update={"path": str(folder)})
 
 
-def check_critic(config: Config) -> None:
-    """Find out before weights are loaded that there can be no critic. A run that goes on has one of its own.
+def check_critic(config: Config, *, of_run: bool = True) -> None:
+    """Find out before weights are loaded that there can be no critic.
+
+    Args:
+        config: Resolved.
+        of_run: It is that of a whole run: its limits of lengths hold, and one that goes on has a critic already.
 
     Raises:
         ModelError: With everything that speaks against it.
     """
     critic, model, folder = critic_config(config), config.model, config.run.folder
-    if critic is None or (folder is not None and find_checkpoint(Path(folder)) is not None):
+    if critic is None or (of_run and folder is not None and find_checkpoint(Path(folder)) is not None):
         return
     tokenizer = load_tokenizer(model)
     if critic.path is None:
@@ -41,5 +45,5 @@ def check_critic(config: Config) -> None:
     check_value_model(
         model.model_copy(update={"path": critic.path, "new": None}),
         tokenizer,
-        max_sequence=config.data.max_prompt_length + config.rollout.max_response_length,
+        max_sequence=config.data.max_prompt_length + config.rollout.max_response_length if of_run else None,
     )

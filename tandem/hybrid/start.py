@@ -151,7 +151,7 @@ def _start(
     split_stop(config.rollout.stop, tokenizer)  # raises where one cannot be found
     if run_folder is not None:
         check_lengths(config, facts)
-    check_critic(config)
+    check_critic(config, of_run=run_folder is not None)
     train = train_settings(config, total_steps=total_steps, loss=loss)
     reference, kept = find_reference(config, run_folder, needed=train.needs_reference)
     several = config.cluster.num_workers > 1

@@ -33,13 +33,13 @@ HEAD = "score.weight"  # [1, D]; the name that all of these classes have for it
 _KEY = "critic.path"
 
 
-def check_value_model(source: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, max_sequence: int) -> None:
+def check_value_model(source: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, max_sequence: int | None) -> None:
     """Read the config of a value model, no weights, and report everything that speaks against it.
 
     Args:
         source: Its `path` is that of the value model.
         tokenizer: The policy's: the value model reads the same tokens.
-        max_sequence: Longest prompt and response together, in tokens.
+        max_sequence: Longest prompt and response together, in tokens; None = nothing is known of it.
 
     Raises:
         ModelError: It cannot be used.
@@ -53,7 +53,7 @@ def check_value_model(source: ModelConfig, tokenizer: PreTrainedTokenizerBase, *
         message = f"{_KEY}: {source.path!r} knows {rows} tokens, and the policy's tokenizer has {size}"
         problems.append(ModelError(message, remedy="use a value model with the policy's vocabulary"))
     positions, note = context_of(config)
-    if positions is not None and max_sequence > positions:
+    if positions is not None and max_sequence is not None and max_sequence > positions:
         message = f"{_KEY}: {source.path!r} has {positions} positions{note}, and sequences have up to {max_sequence}"
         problems.append(ModelError(message, remedy="lower data.max_prompt_length or rollout.max_response_length"))
     if problems:
