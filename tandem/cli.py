@@ -126,12 +126,18 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder or checkpoint.", show_default=False)],
     to: Annotated[Path, typer.Option(help="Folder to write; it must not exist.", show_default=False)],
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="The adapters alone, for peft; without it they are merged.")
+    ] = False,
 ) -> None:
     """Write the policy as a folder that transformers loads."""
     from tandem.export import export as write
 
     _quiet_libraries()
-    folder = write(run, to, dtype=dtype)
+    folder = write(run, to, dtype=dtype, adapter=adapter)
+    if adapter:
+        typer.echo(f"{folder}: load it with peft.PeftModel.from_pretrained(base, {str(folder)!r})")
+        return
     typer.echo(f"{folder}: load it with AutoModelForCausalLM.from_pretrained({str(folder)!r})")
 
 

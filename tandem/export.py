@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 from tandem.checkpoint import complete_or_absent, find_checkpoint
 from tandem.errors import CheckpointError
+from tandem.model.adapter_files import STEM, is_adapter
 from tandem.model.hf import DTYPES
+from tandem.model.merge import merge_adapter, write_dtype
 from tandem.model.tensor_files import copy
 
 
-def export(run: str | Path, to: str | Path, *, dtype: str = "float32") -> Path:
+def export(run: str | Path, to: str | Path, *, dtype: str = "float32", adapter: bool = False) -> Path:
     """Write the newest checkpoint of a run, or one checkpoint, as a Hugging Face folder.
+
+    Where adapters were trained (`model.lora_rank`), they are merged into their base.
 
     Args:
         run: Run folder or checkpoint.
         to: Folder to write; it must not exist. It is complete or absent, never half written.
         dtype: Of the saved weights: float32, as trained, or bfloat16.
+        adapter: Write the adapters alone, as `peft.PeftModel.from_pretrained(base, folder)` reads them.
 
     Raises:
-        CheckpointError: There is no checkpoint, or it is damaged; `to` exists, or cannot be written.
+        CheckpointError: There is no checkpoint, or it is damaged; it has no adapters to write alone; `to` exists, or
+            cannot be written.
+        ModelError: The base of the adapters is gone, or another model by now.
     """
     run, to = Path(run), Path(to)
     if dtype not in DTYPES:
@@ -34,9 +40,16 @@ def export(run: str | Path, to: str | Path, *, dtype: str = "float32") -> Path:
         )
     if to.exists():
         raise CheckpointError(f"{to} exists already", remedy="give a new folder, or remove this one")
+    if adapter and not is_adapter(checkpoint / "model"):
+        raise CheckpointError(
+            f"{checkpoint} has no adapter: all weights were trained", remedy="export the model, without --adapter"
+        )
     try:
         with complete_or_absent(to) as partial:
-            _copy_model(checkpoint / "model", partial, dtype)
+            if adapter:
+                _copy_adapter(checkpoint / "model", partial, dtype)
+            else:
+                _copy_model(checkpoint / "model", partial, dtype)
     except ValueError as error:
         raise CheckpointError(
             f"{checkpoint} cannot be exported: {error}", remedy="it is damaged: give an older checkpoint"
@@ -51,7 +64,16 @@ def _copy_model(source: Path, folder: Path, dtype: str) -> None:
     shutil.copytree(
         source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors", "*.safetensors.index.json")
     )
-    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    text = json.dumps({**config, "dtype": dtype}, indent=2, sort_keys=True) + "\n"  # as transformers writes it
-    (folder / "config.json").write_text(text, encoding="utf-8")
+    if is_adapter(source):
+        shutil.copy(source / f"{STEM}.safetensors", folder)
+        merge_adapter(folder, dtype=DTYPES[dtype])
+        return
+    write_dtype(folder, DTYPES[dtype])
     copy(source, folder, dtype=DTYPES[dtype])
+
+
+def _copy_adapter(source: Path, folder: Path, dtype: str) -> None:
+    """What peft reads, and the tokenizer. The policy's config would make some readers take it for a whole model."""
+    others = ("*.safetensors", "config.json", "generation_config.json", "base.json")
+    shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*others))
+    copy(source, folder, dtype=DTYPES[dtype], stem=STEM)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tandem.config.schema import Config
 from tandem.hybrid.workers import Workers
+from tandem.model.facts import ModelFacts
 from tandem.observe.run import Run, evaluation_text
 from tandem.prepare import Plan
 
@@ -22,6 +23,7 @@ def show_start(run: Run, workers: Workers, plan: Plan, done: int) -> None:
     raw = ", texts as they stand (the model has a chat template: data.chat_template=always uses it)"
     table = {
         "model": f"{name}: {facts.architecture}, {_count(facts.num_parameters)} parameters, {config.model.dtype}",
+        **_adapters(config, facts),
         "prompts": f"{len(plan.prompts):,}, at most {config.data.max_prompt_length} tokens each{dropped}"
         f"{raw if plan.prompts.has_raw_despite_template else ''}",
         "step": f"{config.data.prompts_per_step} prompts x {rollout.n} responses, "
@@ -98,6 +100,15 @@ def _devices(config: Config) -> str:
     if config.trainer.offload != "none":
         parts.append(f"training memory to {config.trainer.offload} between the phases")
     return ", ".join([*parts, *(["deterministic"] if cluster.deterministic else [])])
+
+
+def _adapters(config: Config, facts: ModelFacts) -> dict[str, str]:
+    """What is trained beside weights that stay."""
+    model = config.model
+    if model.lora_rank == 0:
+        return {}
+    trained = _count(facts.num_adapter_parameters)
+    return {"adapters": f"rank {model.lora_rank}, alpha {model.lora_alpha}: {trained} parameters are trained"}
 
 
 def _layouts(config: Config) -> dict[str, str]:

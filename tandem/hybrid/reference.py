@@ -10,6 +10,7 @@ from tandem.checkpoint import find_checkpoint
 from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 from tandem.errors import CheckpointError
+from tandem.hybrid.adapted import base_source, may_change
 from tandem.model.source import resolve_model_path
 
 
@@ -44,14 +45,19 @@ def check_reference(config: Config) -> None:
 def find_reference(
     config: Config, run_folder: Path | None, *, needed: bool
 ) -> tuple[ModelConfig, KeptReference | None]:
-    """Where the reference comes from, and how to keep it where no other place surely has it as long as this run."""
+    """Where the reference comes from, and how to keep it where no other place surely has it as long as this run.
+
+    With LoRA the initial policy is the base, as long as there was no warm start.
+    """
     model = config.model
     if config.algorithm.reference is not None:
         path, kept = _given(config.algorithm.reference, run_folder if needed else None)
         return model.model_copy(update={"path": path, "new": None}), kept
+    if model.lora_rank > 0 and config.sft.steps == 0:
+        return base_source(model, run_folder), None
     if run_folder is None or not needed:
         return model, None
-    if model.new is None and config.sft.steps == 0 and not _may_change(resolve_model_path(str(model.path))):
+    if model.new is None and config.sft.steps == 0 and not may_change(resolve_model_path(str(model.path))):
         return model, None
     folder = run_folder / "reference"
     return model.model_copy(update={"path": str(folder), "new": None}), KeptReference(folder)
@@ -63,11 +69,6 @@ def _given(given: str, run_folder: Path | None) -> tuple[str, KeptReference | No
     if folder is not None and folder.exists() and find_checkpoint(folder.parent) is not None:
         return str(folder), None
     source = resolve_model_path(given, key="algorithm.reference")
-    if folder is None or isinstance(source, str) or not _may_change(source):
+    if folder is None or isinstance(source, str) or not may_change(source):
         return given, None
     return str(folder), KeptReference(folder, source)
-
-
-def _may_change(model: Path | str) -> bool:
-    """A checkpoint's: its run goes on to a newer one, and deletes it."""
-    return isinstance(model, Path) and (model.resolve().parent / "state.json").is_file()

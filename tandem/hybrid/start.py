@@ -21,6 +21,7 @@ from tandem.config.model import ModelConfig
 from tandem.config.resolve import resolve_config
 from tandem.config.schema import Config
 from tandem.errors import CheckpointError, ConfigError, ModelError, Problem
+from tandem.hybrid.adapted import absolute, policy_source
 from tandem.hybrid.critic_config import check_critic, critic_config
 from tandem.hybrid.engine_checks import check_engine
 from tandem.hybrid.phases import Watch
@@ -34,7 +35,6 @@ from tandem.hybrid.workers import Workers
 from tandem.model.facts import ModelFacts, check_model
 from tandem.model.hf import DTYPES
 from tandem.model.ranks import Ranks
-from tandem.model.source import resolve_model_path
 from tandem.model.tokenizer import load_tokenizer
 from tandem.rollout.stop import split_stop
 from tandem.rollout.vllm_checks import is_installed
@@ -142,9 +142,7 @@ def _start(
 ) -> Workers:
     run_folder = None if run_folder is None else run_folder.absolute()  # workers may run in another folder
     checkpoint = find_checkpoint(run_folder) if run_folder is not None else None
-    source = _absolute(config.model)
-    if checkpoint is not None:
-        source = source.model_copy(update={"path": str(checkpoint / "model"), "new": None, "tokenizer": None})
+    source, adapter = policy_source(config, run_folder, checkpoint)
     with _errors_of(checkpoint):
         tokenizer = load_tokenizer(source)
         facts = check_model(source)
@@ -156,7 +154,7 @@ def _start(
     reference, kept = find_reference(config, run_folder, needed=train.needs_reference)
     several = config.cluster.num_workers > 1
     with _errors_of(checkpoint), marked(run_folder) if several and run_folder else nullcontext() as mark:
-        options = _worker_options(config, source, facts, run_folder, measure_memory=watch is not None)
+        options = _worker_options(config, source, facts, run_folder, adapter=adapter, measure_memory=watch is not None)
         group = (make_group or _make_group)(config.cluster, lambda ranks: _make_worker(options, tokenizer, ranks, mark))
     writer = None
     if run_folder is not None:
@@ -174,7 +172,7 @@ def _start(
         facts=facts,
         rollout=config.rollout,
         train=train,
-        reference=_absolute(reference),
+        reference=absolute(reference),
         kept_reference=kept,
         writer=writer,
         checkpoint=checkpoint,
@@ -194,16 +192,6 @@ def _errors_of(checkpoint: Path | None) -> Generator[None]:
             f"{checkpoint} cannot be loaded: {error.message}",
             remedy="it is damaged: delete this checkpoint folder to use an older one",
         ) from error
-
-
-def _absolute(model: ModelConfig) -> ModelConfig:
-    """A local model as the one folder that it is now, for workers which run elsewhere or start later.
-
-    A run folder means its newest checkpoint, and may mean another one in a moment.
-    """
-    if model.path is None or not Path(model.path).expanduser().exists():
-        return model
-    return model.model_copy(update={"path": str(Path(resolve_model_path(model.path)).absolute())})
 
 
 def _make_worker(options: WorkerOptions, tokenizer: PreTrainedTokenizerBase, ranks: Ranks, mark: Path | None) -> Worker:
@@ -234,7 +222,13 @@ def _compute_settings(cluster: ClusterConfig) -> ComputeSettings:
 
 
 def _worker_options(
-    config: Config, source: ModelConfig, facts: ModelFacts, run_folder: Path | None, *, measure_memory: bool
+    config: Config,
+    source: ModelConfig,
+    facts: ModelFacts,
+    run_folder: Path | None,
+    *,
+    adapter: Path | None,
+    measure_memory: bool,
 ) -> WorkerOptions:
     assert config.model.dtype != "auto", "the config is not resolved"
     assert config.cluster.device != "auto"
@@ -260,5 +254,6 @@ def _worker_options(
         offload=config.trainer.offload,
         offload_folder=Path(tempfile.gettempdir()) if run_folder is None else run_folder / "offload",
         measure_memory=measure_memory,
+        adapter=adapter,
         seed=config.run.seed,
     )

@@ -19,6 +19,7 @@ from tandem.hybrid.loading import load_policy, load_reference
 from tandem.hybrid.trainable import Trainable
 from tandem.hybrid.worker_options import WorkerOptions
 from tandem.model.ranks import Ranks
+from tandem.model.shards import Shard
 from tandem.trainer.critic import CriticBatch
 from tandem.trainer.fsdp import training_mesh
 from tandem.trainer.logprobs import batch_logprobs
@@ -40,6 +41,7 @@ class TrainingSide:
         )
         loaded = load_policy(options.model, options, tokenizer, self._mesh)
         self.policy, self.weights, self.names = loaded.policy, loaded.weights, loaded.names
+        self.lora, self.base = loaded.lora, loaded.base
         self._trained = Trainable(self.policy, self.weights, options, ranks, lr_key="trainer.lr")
         self.packing, self.optimizer = self._trained.packing, self._trained.optimizer
         self.critic: CriticSide | None = None
@@ -71,12 +73,23 @@ class TrainingSide:
         self._masters.back()
         self._moments.back()
 
+    def engine_shards(self) -> Mapping[str, Shard]:
+        """All weights, by the names that they have without adapters around them, and the adapters' factors."""
+        shards = self.weights.every_shard()
+        return shards if self.lora is None else {self.lora.base_name(name): each for name, each in shards.items()}
+
     def old_logprobs(self, rollouts: Rollouts) -> Float[Tensor, "B L"]:
         """Log-probs of the response tokens under the policy as it is."""
         return batch_logprobs(self.policy, rollouts, self.packing, self.ranks)
 
     def ref_logprobs(self, rollouts: Rollouts, source: ModelConfig) -> Float[Tensor, "B L"]:
-        """Log-probs under the reference, which is loaded from `source` the first time, and is away between calls."""
+        """Log-probs under the reference, which is loaded from `source` the first time, and is away between calls.
+
+        That of an adapted policy, if it is the base, is the policy with its adapters off.
+        """
+        if self.lora is not None and source == self.options.model:
+            with self.lora.off():
+                return self.old_logprobs(rollouts)
         if self.reference is None:
             self.reference, self._reference_tensors = load_reference(source, self.options, self.tokenizer, self._mesh)
         self._reference_weights.back()
@@ -122,7 +135,7 @@ class TrainingSide:
             self._mesh,
             path=path,
             policy=self.policy.model,
-            policy_shards=self.weights.shards(),
+            policy_shards=self.engine_shards(),  # of an adapted one the base's
         )
 
     def update(self, batch: UpdateBatch, loss: Loss, *, lr: float, step: int, policy_version: int) -> UpdateResult:

@@ -76,10 +76,11 @@ class VllmWeights:
         self._whole = WholeTensors(
             ranks,
             model,
-            {} if ranks.alone else training.weights.shards(),
+            {} if ranks.alone else training.engine_shards(),
             names=training.names,
             dtype=options.dtype,
             device=options.device,
+            lora=training.lora,
         )
         self._probe = _probe(config.vocab_size, min(_PROBE_TOKENS, max_length - 1))
         self._expected: tuple[float, ...] = ()
@@ -140,7 +141,7 @@ class VllmWeights:
 
     def _send(self) -> None:
         self._training.bring_weights_back()
-        shards = {} if self._ranks.alone else self._training.weights.shards()
+        shards = {} if self._ranks.alone else self._training.engine_shards()
         self.engine.load_weights(self._whole.read(shards))
 
     def _difference(self) -> float:

@@ -15,13 +15,14 @@ from tandem.algorithm.protocols import Loss
 from tandem.batch import CriticUpdate, Prompt, Response, Rollouts, UpdateResult
 from tandem.checkpoint import host_shards, optimizer_shards, read_moments, write_moments
 from tandem.config.model import ModelConfig
+from tandem.errors import ModelError
 from tandem.hybrid.own_weights import OwnWeights
 from tandem.hybrid.rollout_side import RolloutSide, SharedWeights
 from tandem.hybrid.shared_folder import check_shared
 from tandem.hybrid.training_side import TrainingSide
 from tandem.hybrid.vllm_weights import VllmWeights
 from tandem.hybrid.worker_options import WorkerOptions
-from tandem.model.hf import save_model
+from tandem.model.hf import save_adapter, save_model
 from tandem.model.ranks import ALONE, Ranks
 from tandem.model.shards import Shard
 from tandem.observe.memory import PeakMemory
@@ -177,20 +178,41 @@ class Worker:
         self.training.bring_weights_back()
 
     def save(self, folder: Path, dtype: torch.dtype | None) -> None:
-        """Write this rank's part of a Hugging Face folder, which is there: float32 weights, cast to `dtype`."""
+        """Write this rank's part of a Hugging Face folder, which is there: float32 weights, cast to `dtype`.
+
+        Of an adapted policy the adapters are written, float32: `whole_model` makes a model of them.
+        """
         self._save(folder, self.training.weights.shards(), dtype, made=folder)
 
     def _save(self, folder: Path, weights: Mapping[str, Shard], dtype: torch.dtype | None, *, made: Path) -> None:
         """The controller has made the folder `made`: a machine that does not see it would write into another one."""
         check_shared(made)
+        training, lead = self.training, self.ranks.rank == 0
+        if training.lora is not None:
+            if training.base is None:
+                raise ModelError(
+                    "adapters are saved beside their base, and this one has no files of its own: it is a new model, or "
+                    "an adapter itself",
+                    remedy="start with model.lora_rank=0, export the model, and take that folder as model.path",
+                )
+            save_adapter(
+                training.policy.model,
+                folder,
+                tokenizer=self.tokenizer,
+                shards=weights,
+                lora=training.lora,
+                base=training.base,
+                lead=lead,
+            )
+            return
         save_model(
-            self.training.policy.model,
+            training.policy.model,
             folder,
             tokenizer=self.tokenizer,
             shards=weights,
-            names=self.training.names,
+            names=training.names,
             dtype=dtype,
-            lead=self.ranks.rank == 0,
+            lead=lead,
         )
 
     def _moments(self) -> dict[str, Shard]:

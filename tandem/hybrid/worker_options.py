@@ -19,7 +19,7 @@ from tandem.model.facts import ModelFacts
 class WorkerOptions:
     """The same on every rank; every `auto` that does not need the model is resolved."""
 
-    model: ModelConfig
+    model: ModelConfig  # with `lora_rank` > 0 the base that adapters are put into
     trainer: TrainerConfig
     facts: ModelFacts
     device: torch.device
@@ -37,3 +37,4 @@ class WorkerOptions:
     measure_memory: bool  # of each phase
     seed: int
     critic: CriticConfig | None = None  # None = there is no critic
+    adapter: Path | None = None  # folder that the adapters go on from; None = they begin

@@ -23,6 +23,7 @@ from tandem.hybrid.train_phase import TrainPhase
 from tandem.hybrid.train_settings import TrainSettings
 from tandem.hybrid.worker import Peaks, Worker
 from tandem.model.facts import ModelFacts
+from tandem.model.merge import merge_adapter
 from tandem.runtime.worker_group import WorkerGroup
 
 _GIB = 1 << 30
@@ -176,6 +177,7 @@ class Workers:
         """Each rank writes its part. Where one cannot, nothing but the folder is lost."""
         self._group.call(Worker.load_weights)
         self._group.start(Worker.save, folder, dtype).result()
+        merge_adapter(folder, dtype=dtype)
 
     def keep_reference(self) -> None:
         """Keep the reference for the KL term in the run's folder: the policy as it is now, or a copy.

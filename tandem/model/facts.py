@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -12,8 +13,10 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from tandem.config.model import ModelConfig
 from tandem.errors import ModelError
+from tandem.model.adapter_files import find_base, is_adapter
 from tandem.model.build import new_config
 from tandem.model.hf import model_class_of, read_config, read_generation_config
+from tandem.model.lora import lora_problems, num_adapter_parameters
 from tandem.model.source import resolve_model_path, weights_problems
 from tandem.model.support import Context, context_of, support_problems, together
 from tandem.model.tokenizer import eos_ids, load_tokenizer, tokenizer_size
@@ -27,6 +30,7 @@ class ModelFacts:
 
     architecture: str
     num_parameters: int  # a tied tensor counts once
+    num_adapter_parameters: int  # of these none: what is trained with `model.lora_rank`; 0 = all weights are
     context: Context
     eos_ids: tuple[int, ...]
     dtype: torch.dtype  # that the weights are saved in; float32 for a new model
@@ -60,7 +64,9 @@ def check_model(config: ModelConfig) -> ModelFacts:
     if model_class is not None:
         problems += support_problems(model_config, model_class, "model.path" if config.new is None else "model.new")
     if config.path is not None:
-        problems += weights_problems(resolve_model_path(config.path))
+        problems += _weights_problems(resolve_model_path(config.path))
+    if config.lora_rank > 0 and not problems:
+        problems += lora_problems(config, _skeleton(config, model_config))
     if tokenizer is not None:
         problems += _vocabulary_problems(model_config, tokenizer)
         problems += _eos_problems(model_config, generation, tokenizer)
@@ -76,6 +82,14 @@ def _tried(make: Callable[[], _Made], problems: list[ModelError]) -> _Made | Non
     except ModelError as error:
         problems.append(error)
         return None
+
+
+def _weights_problems(folder: Path | str) -> list[ModelError]:
+    if isinstance(folder, str) or not is_adapter(folder):
+        return weights_problems(folder)
+    problems: list[ModelError] = []
+    _tried(lambda: find_base(folder), problems)
+    return problems
 
 
 def _model_class(
@@ -142,6 +156,7 @@ def _facts(
     return ModelFacts(
         architecture=type(model).__name__,
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        num_adapter_parameters=num_adapter_parameters(config, model),
         context=context_of(model_config),
         eos_ids=eos_ids(generation, tokenizer),
         dtype=model_config.dtype if isinstance(model_config.dtype, torch.dtype) else torch.float32,

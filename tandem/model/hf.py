@@ -25,8 +25,11 @@ from transformers.dynamic_module_utils import custom_object_save
 
 from tandem.config.model import ModelConfig
 from tandem.errors import ModelError
+from tandem.model.adapter_files import Base, find_base, is_adapter, read_deltas, write_factors
 from tandem.model.attention import NAMES, register
+from tandem.model.delta import Delta
 from tandem.model.file_names import FileNames, saved_buffers
+from tandem.model.lora import Lora
 from tandem.model.shards import Shard
 from tandem.model.source import check_hub_name, foreign_code, resolve_model_path, weights_folder
 from tandem.model.tensor_files import MAX_FILE_BYTES, read, saved_dtype, write
@@ -109,7 +112,8 @@ def read_generation_config(config: ModelConfig, model_config: PreTrainedConfig) 
 def load_model(config: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     """Load the model at `model.path` with Tandem's attention, in evaluation mode.
 
-    Only safetensors are read. Call `check_model` first: it finds what is wrong without reading any weights.
+    Only safetensors are read. Of the folder of an adapter it is the base with the adapter added. Call `check_model`
+    first: it finds what is wrong without reading any weights.
 
     Args:
         config: Its `path`, `attention` and `trust_remote_code` are used.
@@ -119,11 +123,16 @@ def load_model(config: ModelConfig, *, device: torch.device, dtype: torch.dtype)
     Raises:
         ModelError: The folder lacks weights, or they do not fit the config.
     """
+    folder = resolve_model_path(str(config.path))
+    if is_adapter(folder):
+        model = load_model(config.model_copy(update={"path": find_base(folder)}), device=device, dtype=dtype)
+        add_deltas(_whole(dict(model.named_parameters())), read_deltas(folder))
+        return model
     register()
     model_config = read_config(config)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
-            resolve_model_path(str(config.path)),
+            folder,
             config=model_config,
             dtype=dtype,
             attn_implementation=attention_name(config),
@@ -154,10 +163,20 @@ def load_shards(config: ModelConfig, model: PreTrainedModel, shards: Mapping[str
     Raises:
         ModelError: The folder lacks weights, or they do not fit the config.
     """
+    folder = resolve_model_path(str(config.path))
+    source = find_base(folder) if is_adapter(folder) else str(config.path)
     try:
-        read(weights_folder(str(config.path)), {**_whole(saved_buffers(model)), **shards}, find=names.find)
+        read(weights_folder(source), {**_whole(saved_buffers(model)), **shards}, find=names.find)
     except (OSError, ValueError) as error:
         raise _unloadable(config, error) from error
+    if is_adapter(folder):
+        add_deltas(shards, read_deltas(folder))
+
+
+def add_deltas(shards: Mapping[str, Shard], deltas: Mapping[str, Delta]) -> None:
+    """Add to these shards of a model's weights what an adapter adds to them, in place."""
+    for name, delta in deltas.items():
+        delta.add_to_shard(shards[name])
 
 
 def _unloadable(config: ModelConfig, error: Exception) -> ModelError:
@@ -227,6 +246,41 @@ def save_model(
         if lead:
             _save_config(model, folder, dtype)
             tokenizer.save_pretrained(folder)
+
+
+def save_adapter(
+    model: PreTrainedModel,
+    folder: Path,
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    shards: Mapping[str, Shard],
+    lora: Lora,
+    base: Base,
+    lead: bool = True,
+) -> None:
+    """Write the adapters of a model as peft has them, float32, with all that a folder of `save_model` has but weights.
+
+    With several ranks each calls this, with its own shards; the folder is complete when all have returned.
+
+    Args:
+        model: Gives the config.
+        folder: Made if missing.
+        tokenizer: Saved along.
+        shards: Of the adapters, by the model's names.
+        lora: That of the model.
+        base: What it is without adapters.
+        lead: This rank writes what there is only one of.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    with _write_errors():
+        write_factors(folder, shards, lora.pieces, lead=lead)
+        if lead:
+            _save_config(model, folder, None)
+            tokenizer.save_pretrained(folder)
+            lora.save_config(folder, base.path)
+            base.save(folder)
 
 
 def _save_config(model: PreTrainedModel, folder: Path, dtype: torch.dtype | None) -> None:

@@ -26,13 +26,14 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
+from torch import Tensor
 
+from tandem.model.delta import Delta
 from tandem.model.shards import Shard
 
 MAX_FILE_BYTES = 5 * 10**9
 CHUNK_BYTES = 1 << 24  # what is copied at a time: all the memory that a move between a tensor and a file takes
-_FILE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+_STEM = "model"  # of the names of files
 _CODES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -75,6 +76,7 @@ def write(
     dtype: torch.dtype | None = None,
     lead: bool = True,
     max_file_bytes: int = MAX_FILE_BYTES,
+    stem: str = _STEM,
 ) -> None:
     """Write this rank's primary shards. The files are whole once every rank has returned.
 
@@ -87,6 +89,7 @@ def write(
         dtype: Of floating-point tensors in the files. None = as they are.
         lead: This rank writes headers and index. Exactly one does.
         max_file_bytes: A file grows to this size at most, or to that of its only tensor.
+        stem: Of the files' names: `STEM.safetensors`, or several files and their index.
 
     Raises:
         OSError: A file cannot be written.
@@ -94,8 +97,8 @@ def write(
     if pieces is None:
         pieces = {name: Piece(name, shard.shape) for name, shard in shards.items()}
     dtypes = {name: saved_dtype(shards[piece.name].tensor.dtype, dtype) for name, piece in pieces.items()}
-    stored, headers = _plan(folder, pieces, dtypes, max_file_bytes)
-    for file, names in _opened(folder, stored, headers, lead=lead):
+    stored, headers = _plan(folder, pieces, dtypes, max_file_bytes, stem)
+    for file, names in _opened(folder, stored, headers, lead=lead, stem=stem):
         for name in names:
             shard = shards[pieces[name].name]
             if shard.primary:
@@ -107,11 +110,12 @@ def read(
     into: Mapping[str, Shard],
     *,
     find: Callable[[Iterable[str]], Mapping[str, Piece]] | None = None,
+    stem: str = _STEM,
 ) -> None:
     """Fill the shards in place, cast to their dtypes, from the ranges of the files that they are.
 
     Args:
-        folder: With `model.safetensors`, or several files and their index.
+        folder, stem: With `STEM.safetensors`, or several files and their index.
         into: What this rank has of each tensor, on any device.
         find: From the names in the files to the pieces that they are. None = they are those of `into`. What is
             nowhere in `into` is not read.
@@ -120,7 +124,7 @@ def read(
         ValueError: A file is damaged; or tensors are missing or of other shapes: with all of their names.
         OSError: A file cannot be read.
     """
-    stored = stored_tensors(folder)
+    stored = stored_tensors(folder, stem=stem)
     if find is None:
         pieces = {name: Piece(name, into[name].shape) for name in stored if name in into}
     else:
@@ -135,43 +139,53 @@ def read(
                 _read_range(file, stored[name], pieces[name], into[pieces[name].name], buffer)
 
 
-def copy(source: Path, folder: Path, *, dtype: torch.dtype | None = None, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+def copy(
+    source: Path,
+    folder: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    max_file_bytes: int = MAX_FILE_BYTES,
+    stem: str = _STEM,
+    deltas: Mapping[str, Delta] | None = None,
+) -> None:
     """Write the tensors of the files in `source` into files in `folder`, a chunk at a time.
 
     Args:
-        source: See `stored_tensors`.
+        source, stem: See `stored_tensors`.
         folder, dtype, max_file_bytes: See `write`.
+        deltas: What to add on the way to tensors of these names, which are matrices.
 
     Raises:
         ValueError: There is no such file, or it is damaged.
         OSError: A file cannot be read, or not be written.
     """
-    found = stored_tensors(source)
+    found = stored_tensors(source, stem=stem)
     pieces = {name: Piece(name, each.shape) for name, each in found.items()}
     dtypes = {name: saved_dtype(each.dtype, dtype) for name, each in found.items()}
-    stored, headers = _plan(folder, pieces, dtypes, max_file_bytes)
+    stored, headers = _plan(folder, pieces, dtypes, max_file_bytes, stem)
     buffer = bytearray(CHUNK_BYTES)
-    for file, names in _opened(folder, stored, headers, lead=True):
+    for file, names in _opened(folder, stored, headers, lead=True, stem=stem):
         for name in names:
-            _copy_tensor(found[name], file, stored[name], buffer)
+            _copy_tensor(found[name], file, stored[name], buffer, (deltas or {}).get(name))
 
 
-def stored_tensors(folder: Path) -> dict[str, Stored]:
-    """What the headers of the files in `folder` say; no tensor is read.
+def stored_tensors(folder: Path, *, stem: str = _STEM) -> dict[str, Stored]:
+    """What the headers of the files in `folder` say; no tensor is read. See `read`.
 
     Raises:
         ValueError: There is no such file, or it is damaged.
         OSError: It cannot be read.
     """
-    if (folder / _FILE).is_file():
-        files = {_FILE}
-    elif (folder / _INDEX).is_file():
+    single, index = _single(folder, stem), _index(folder, stem)
+    if single.is_file():
+        files = {single.name}
+    elif index.is_file():
         try:
-            files = set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+            files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{folder / _INDEX} is damaged: {error!r}") from error
+            raise ValueError(f"{index} is damaged: {error!r}") from error
     else:
-        raise ValueError(f"{folder} has neither {_FILE} nor {_INDEX}")
+        raise ValueError(f"{folder} has neither {single.name} nor {index.name}")
     stored: dict[str, Stored] = {}
     for name in sorted(files):
         stored.update(_read_header(folder / name))
@@ -198,12 +212,12 @@ def _read_header(path: Path) -> dict[str, Stored]:
 
 
 def _plan(
-    folder: Path, pieces: Mapping[str, Piece], dtypes: Mapping[str, torch.dtype], max_file_bytes: int
+    folder: Path, pieces: Mapping[str, Piece], dtypes: Mapping[str, torch.dtype], max_file_bytes: int, stem: str
 ) -> tuple[dict[str, Stored], dict[Path, bytes]]:
     """Where each tensor goes, and the header of each file: the same on every rank, and as safetensors does it."""
     sizes = {name: math.prod(piece.shape) * dtypes[name].itemsize for name, piece in pieces.items()}
     split = split_state_dict_into_shards_factory(
-        sizes, get_storage_size=int, filename_pattern="model{suffix}.safetensors", max_shard_size=max_file_bytes
+        sizes, get_storage_size=int, filename_pattern=f"{stem}{{suffix}}.safetensors", max_shard_size=max_file_bytes
     )
     stored: dict[str, Stored] = {}
     headers: dict[Path, bytes] = {}
@@ -224,12 +238,12 @@ def _plan(
 
 
 def _opened(
-    folder: Path, stored: Mapping[str, Stored], headers: Mapping[Path, bytes], *, lead: bool
+    folder: Path, stored: Mapping[str, Stored], headers: Mapping[Path, bytes], *, lead: bool, stem: str
 ) -> Iterator[tuple[BufferedWriter, list[str]]]:
     """Each file, to write this rank's part of its tensors; with all that is no tensor, if this rank leads."""
     folder.mkdir(parents=True, exist_ok=True)
     if lead:
-        _remove_others(folder, headers)
+        _remove_others(folder, headers, stem)
     for path, names in _by_file(stored):
         with open(path, "wb", opener=_without_truncation) as file:
             if lead:
@@ -240,7 +254,7 @@ def _opened(
             file.flush()
             os.fsync(file.fileno())
     if lead and len(headers) > 1:
-        _write_index(folder, stored)
+        _write_index(_index(folder, stem), stored)
 
 
 def _write_range(file: BufferedWriter, stored: Stored, piece: Piece, shard: Shard) -> None:
@@ -262,17 +276,32 @@ def _read_range(file: BufferedReader, stored: Stored, piece: Piece, shard: Shard
         elements[first - shard.first_element : last - shard.first_element].copy_(part)
 
 
-def _copy_tensor(found: Stored, file: BufferedWriter, stored: Stored, buffer: bytearray) -> None:
+def _copy_tensor(
+    found: Stored, file: BufferedWriter, stored: Stored, buffer: bytearray, delta: Delta | None = None
+) -> None:
     item_bytes = found.dtype.itemsize
     size, step = math.prod(found.shape), len(buffer) // item_bytes
+    if delta is not None:
+        step -= step % found.shape[1]  # whole rows
     file.seek(stored.offset)
     with open(found.file, "rb") as source:
         source.seek(found.offset)
         for first in range(0, size, step):
             count = min(step, size - first)
             source.readinto(memoryview(buffer)[: count * item_bytes])
-            part = torch.frombuffer(buffer, dtype=found.dtype, count=count).to(stored.dtype)
+            part = torch.frombuffer(buffer, dtype=found.dtype, count=count)
+            if delta is not None:
+                part = _added(part.float(), delta, first, found.shape[1])
+            part = part.to(stored.dtype)
             file.write(part.view(torch.uint8).numpy().data)
+
+
+def _added(part: Tensor, delta: Delta, first: int, columns: int) -> Tensor:
+    """The elements from `first` on of a matrix, whole rows, with what is added to them."""
+    matrix = part.view(-1, columns)
+    first_row = first // columns
+    delta.add_to(matrix, [range(first_row, first_row + len(matrix))], [range(columns)])
+    return part
 
 
 def _common_ranges(piece: Piece, shard: Shard, item_bytes: int) -> Iterator[tuple[int, int]]:
@@ -321,15 +350,23 @@ def _without_truncation(path: str, flags: int) -> int:
     return os.open(path, flags & ~os.O_TRUNC, 0o666)
 
 
-def _remove_others(folder: Path, files: Iterable[Path]) -> None:
+def _single(folder: Path, stem: str) -> Path:
+    return folder / f"{stem}.safetensors"
+
+
+def _index(folder: Path, stem: str) -> Path:
+    return folder / f"{stem}.safetensors.index.json"
+
+
+def _remove_others(folder: Path, files: Iterable[Path], stem: str) -> None:
     """Which are of an earlier save: a reader would take an old index for the new one's."""
-    for path in (folder / _FILE, folder / _INDEX, *folder.glob("model-*-of-*.safetensors")):
+    for path in (_single(folder, stem), _index(folder, stem), *folder.glob(f"{stem}-*-of-*.safetensors")):
         if path not in files:
             path.unlink(missing_ok=True)
 
 
-def _write_index(folder: Path, stored: Mapping[str, Stored]) -> None:
+def _write_index(path: Path, stored: Mapping[str, Stored]) -> None:
     total = sum(_num_bytes(each) for each in stored.values())
     index = {"metadata": {"total_size": total}, "weight_map": {name: each.file.name for name, each in stored.items()}}
     text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-    (folder / _INDEX).write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8")

@@ -47,7 +47,7 @@ def training_mesh(ranks: Ranks, *, replicas: int, device: torch.device) -> Devic
 class ShardedWeights:
     """`Weights` on several ranks. It makes `packed` an FSDP module, with memory for this rank's rows, of any content.
 
-    A model whose parameters need no gradients, such as a reference, is spread in the same way.
+    Parameters that need no gradients, such as a reference's, are spread in the same way, in the dtype that they have.
 
     Args:
         packed: Around a `skeleton`. Its `body_dtype` is what everything but the head computes in.
@@ -66,15 +66,20 @@ class ShardedWeights:
         self._group = mesh.get_group("shard")
         self._device = device
         spread = dict(packed.model.named_parameters())  # a tied tensor is listed once
-        self._masters = {name: _own_rows(parameter) for name, parameter in spread.items()}
-        self._shards = {name: _as_shard(own, spread[name].shape, mesh) for name, own in self._masters.items()}
-        self._collector = Collector(self._masters, spread)
+        self._every = {name: _own_rows(parameter) for name, parameter in spread.items()}
+        self._masters = {name: own for name, own in self._every.items() if own.requires_grad}
+        self._shards = {name: _as_shard(own, spread[name].shape, mesh) for name, own in self._every.items()}
+        self._collector = Collector(self._masters, {name: spread[name] for name in self._masters})
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """See `Weights`."""
         return iter(self._masters.values())
 
     def shards(self) -> Mapping[str, Shard]:
+        """See `Weights`."""
+        return {name: self._shards[name] for name in self._masters}
+
+    def every_shard(self) -> Mapping[str, Shard]:
         """See `Weights`."""
         return self._shards
 
@@ -93,8 +98,8 @@ class ShardedWeights:
         """Nothing to do: FSDP rounds the masters when it gathers them."""
 
     def freeable(self) -> list[Tensor]:
-        """See `Weights`: all of them."""
-        return list(self._masters.values())
+        """See `Weights`: all of them, and the frozen ones."""
+        return list(self._every.values())
 
 
 def _spread(packed: PackedModel, mesh: DeviceMesh, head_dtype: torch.dtype) -> None:

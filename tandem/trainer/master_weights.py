@@ -23,15 +23,17 @@ from tandem.trainer.weights import Collector, local_gradient_norm
 class MasterWeights:
     """float32 masters of a whole model's parameters: `Weights` on one rank.
 
-    Where the model already computes in float32, masters and parameters are the same tensors.
+    Where the model already computes in float32, masters and parameters are the same tensors. Parameters that need no
+    gradients have no masters.
 
     Args:
         model, body_dtype, head_dtype: See `round_weights`.
     """
 
     def __init__(self, model: PreTrainedModel, *, body_dtype: torch.dtype, head_dtype: torch.dtype) -> None:
-        self._compute: dict[str, nn.Parameter] = dict(model.named_parameters())  # a tied tensor is listed once
-        self._masters: dict[str, nn.Parameter] = dict(self._compute)
+        self._every: dict[str, nn.Parameter] = dict(model.named_parameters())  # a tied tensor is listed once
+        self._compute = {name: parameter for name, parameter in self._every.items() if parameter.requires_grad}
+        self._masters = dict(self._compute)
         for name, original in round_weights(model, body_dtype=body_dtype, head_dtype=head_dtype).items():
             self._masters[name] = nn.Parameter(original)
         self._collector = Collector(self._masters, self._compute)
@@ -43,6 +45,10 @@ class MasterWeights:
     def shards(self) -> Mapping[str, Shard]:
         """See `Weights`: all rows of each master."""
         return {name: Shard.whole(master) for name, master in self._masters.items()}
+
+    def every_shard(self) -> Mapping[str, Shard]:
+        """See `Weights`."""
+        return {name: Shard.whole(self._masters.get(name, parameter)) for name, parameter in self._every.items()}
 
     def collecting(self) -> AbstractContextManager[None]:
         """See `Weights`."""

@@ -15,7 +15,7 @@ from tandem.model.shards import Shard
 
 @runtime_checkable
 class Weights(Protocol):
-    """The float32 weights of a model, or this rank's rows of them, and their gradients."""
+    """The float32 weights of a model that are trained, or this rank's rows of them, and their gradients."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """What the optimizer of this rank updates: plain float32 tensors, some of which may have no rows."""
@@ -23,6 +23,10 @@ class Weights(Protocol):
 
     def shards(self) -> Mapping[str, Shard]:
         """The same by the model's own names, tied tensors once. `Shard.tensor` is the parameter itself."""
+        ...
+
+    def every_shard(self) -> Mapping[str, Shard]:
+        """Those, and the frozen ones, which are in the dtype of the computation."""
         ...
 
     def collecting(self) -> AbstractContextManager[None]:

@@ -46,7 +46,7 @@ def spread(
     policy = Policy(pieces, chunk_tokens=chunk_tokens, body_dtype=body_dtype)
     mesh = training_mesh(ranks, replicas=replicas, device=CPU)
     weights = ShardedWeights(policy, mesh, head_dtype=torch.float32, device=CPU)
-    for name, shard in weights.shards().items():
+    for name, shard in weights.every_shard().items():
         shard.tensor.data.copy_(rows_of(shard, model.get_parameter(name)))
     return policy, weights
 

@@ -315,7 +315,7 @@ def test_a_reference_has_no_gradients_and_its_numbers_are_those_of_the_whole(ran
         round_weights(model, body_dtype=BF16, head_dtype=torch.float32)
         with torch.no_grad():
             off = run(Policy(model, chunk_tokens=1024), [0, 1]) - run(policy, [0, 1])
-        return float(off.abs().max()), any(parameter.requires_grad for parameter in weights.parameters())
+        return float(off.abs().max()), any(parameter.requires_grad for parameter in policy.parameters())
 
     assert ranks.run(reference, 2) == [(0.0, False)] * 2
 

@@ -1,0 +1,135 @@
+"""Runs that train adapters: they go on to the bit, and what they leave behind can be used in every way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from tandem import config_from_dict, train
+from tandem.checkpoint import complete_checkpoints
+from tandem.errors import CheckpointError, ModelError
+from tandem.export import export
+from tests.loop.small_run import differences, run_command, small_config, start_command, traces_of
+from tests.loop.small_run import write_config as written
+from tests.loop.test_resume import kill_when
+from tests.tiny import tiny_model_folder, write_jsonl
+
+TOKENS = torch.tensor([[3, 5, 7, 4, 6, 2]])
+LORA = {"model": {"lora_rank": 3}}
+
+
+def run_in(folder: Path, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
+    """A small run of adapters that has ended."""
+    folder.mkdir(exist_ok=True)
+    return train(config_from_dict(small_config(folder, {**LORA, **(changes or {})})))
+
+
+def logits_of(model: torch.nn.Module) -> torch.Tensor:
+    """By plain transformers, or peft."""
+    with torch.no_grad():
+        return model(TOKENS).logits
+
+
+def on_a_model(path: Path) -> dict[str, Any]:
+    """Adapters on the model in a folder."""
+    return {"model": {"path": str(path), "new": None, "tokenizer": None, "lora_rank": 3}}
+
+
+@pytest.mark.parametrize("base", ["new", "folder"])
+def test_an_export_is_merged_or_an_adapter_for_peft(tmp_path: Path, base: str) -> None:
+    tiny_model_folder(tmp_path / "model")
+    run = run_in(tmp_path, on_a_model(tmp_path / "model") if base == "folder" else None)
+    checkpoint = complete_checkpoints(run)[-1]
+    merged = AutoModelForCausalLM.from_pretrained(export(run, tmp_path / "merged"))
+    adapter = export(checkpoint, tmp_path / "adapter", adapter=True)
+    described = json.loads((adapter / "adapter_config.json").read_text())
+    without = AutoModelForCausalLM.from_pretrained(described["base_model_name_or_path"])
+    of_base = logits_of(without)
+    adapted = logits_of(PeftModel.from_pretrained(without, adapter))
+    assert float((adapted - of_base).abs().max()) > 1e-2, "nothing was trained"
+    torch.testing.assert_close(logits_of(merged), adapted, rtol=0, atol=2e-5)
+    assert sorted(path.name for path in (tmp_path / "merged").iterdir() if "adapter" in path.name) == []
+    half = export(run, tmp_path / "half", dtype="bfloat16")
+    assert {tensor.dtype for tensor in load_file(half / "model.safetensors").values()} == {torch.bfloat16}
+    assert json.loads((half / "config.json").read_text())["dtype"] == "bfloat16"
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_a_checkpoint_is_small_and_a_run_goes_on_from_it_to_the_bit(tmp_path: Path) -> None:
+    """Killed and started again, with a KL term to the base, for which no second model is kept."""
+    changes = {**LORA, "algorithm": {"kl_coef": 0.1}, "run": {"steps": 6}}
+    log = tmp_path / "log"
+    runs = []
+    for name in ("never_stopped", "killed"):
+        folder = tmp_path / name
+        folder.mkdir()
+        changes["run"] = {"steps": 6, "folder": str(folder / "run")}
+        config = written(folder / "run.yaml", small_config(folder, changes))
+        run = folder / "run"
+        if name == "killed":
+            lines = run / "metrics.jsonl"
+            assert kill_when(
+                start_command(["train", str(config)], log),
+                lambda: lines.exists() and lines.read_bytes().count(b"\n") >= 3,  # noqa: B023 - called in this round
+            ), log.read_text()
+        assert run_command(["train", str(config)], log) == 0, log.read_text()
+        runs.append(run)
+    different = differences(traces_of(runs[1]), traces_of(runs[0]))
+    assert {Path(name).name for name in different} == {"adapter_config.json", "base.json"}, "they name the base's path"
+    assert not (runs[0] / "reference").exists()
+    names = {path.name for path in complete_checkpoints(runs[0])[-1].rglob("*.safetensors")}
+    assert names == {"adapter_model.safetensors", "model.safetensors"}, "adapters, and moments of these"
+    moments = load_file(complete_checkpoints(runs[0])[-1] / "optimizer" / "model.safetensors")
+    assert {name.partition(".")[0] for name in moments} == {"exp_avg", "exp_avg_sq", "step"}
+    assert all(".lora_A." in name or ".lora_B." in name for name in moments)
+
+
+def test_evaluate_finds_adapters_in_a_run_and_in_a_checkpoint(tmp_path: Path) -> None:
+    rows = write_jsonl(tmp_path / "held_out.jsonl", [{"prompt": "1+2=", "ground_truth": "3"}])
+    changes = {**LORA, "evaluation": {"data": str(rows), "every": 0, "n": 8}}
+    config = written(tmp_path / "run.yaml", small_config(tmp_path, changes))
+    logs = [tmp_path / f"log{number}" for number in range(3)]
+    assert run_command(["train", str(config)], logs[0]) == 0, logs[0].read_text()
+    assert run_command(["evaluate", str(config)], logs[1]) == 0, logs[1].read_text()
+    checkpoint = complete_checkpoints(tmp_path / "run")[-1]
+    command = ["evaluate", str(config), f"model.path={checkpoint}", "model.new=null", "model.tokenizer=null"]
+    assert run_command([*command, "model.lora_rank=0"], logs[2]) == 0, logs[2].read_text()
+    of_run, of_checkpoint = (
+        [line for line in log.read_text().splitlines() if "pass@" in line or "reward" in line] for log in logs[1:]
+    )
+    assert of_run == of_checkpoint
+    assert len(of_run) > 2
+
+
+def test_a_run_does_not_go_on_where_adapters_do_not_fit(tmp_path: Path) -> None:
+    model = tiny_model_folder(tmp_path / "model")
+    config = small_config(tmp_path, {**on_a_model(model), "run": {"steps": 1, "folder": str(tmp_path / "run")}})
+    train(config_from_dict(config))
+    config["run"] |= {"steps": 2, "allow_changes": True}
+    for change, message in (
+        ({"lora_rank": 2}, "model.lora_rank is 2, and was 3"),
+        ({"lora_alpha": 8}, "model.lora_alpha is 8, and was 32"),
+        ({"lora_targets": ["q_proj"]}, r"model.lora_targets is \['q_proj'\], and was"),
+        ({"lora_rank": 0}, "is of a run that trained adapters"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            train(config_from_dict({**config, "model": {**config["model"], **change}}))
+    weights = load_file(model / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in weights.items()}, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"the weights of .* are others"):
+        train(config_from_dict(config))
+    with pytest.raises(ModelError, match="no longer the model that it was trained on"):
+        export(tmp_path / "run", tmp_path / "exported")
+    shutil.rmtree(model)
+    with pytest.raises(ModelError, match="the model that it belongs to cannot be read"):
+        export(tmp_path / "run", tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
