@@ -92,10 +92,16 @@ METRICS: Mapping[str, Metric] = {
         "Mean of old minus new log-prob of a token: how far the update has moved.",
         "actor/ppo_kl",
     ),
-    "policy/ratio_mean": Metric("ratio", "mean", ".3f", "Mean ratio of new to old probability of a token."),
-    "policy/ratio_max": Metric("ratio", "max", ".2f", "Largest ratio of new to old probability of a token."),
+    "policy/ratio_mean": Metric(
+        "ratio", "mean", ".3f", "Mean ratio of new to old probability of a token; with gspo, of its response."
+    ),
+    "policy/ratio_max": Metric("ratio", "max", ".2f", "The largest of these ratios."),
     "policy/clip_fraction": Metric(
-        "share", "mean", ".3f", "Tokens whose gradient the clipping removed.", "actor/pg_clipfrac"
+        "share",
+        "mean",
+        ".3f",
+        "Tokens whose gradient the clipping removed; with cispo, bounded.",
+        "actor/pg_clipfrac",
     ),
     "policy/entropy": Metric(
         "nats", "mean", ".3f", "Entropy of the policy per token; null where it was not computed.", "actor/entropy"
