@@ -68,7 +68,7 @@ def test_weights_are_those_of_plain_arithmetic(kind: CorrectionKind) -> None:
 @EVERY_KIND
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_loss_and_gradient_are_those_of_an_independent_computation(kind: CorrectionKind, aggregation: str) -> None:
-    """The weight multiplies all terms of a token's loss, has no gradient itself, and is in no denominator."""
+    """The weight multiplies the policy gradient's term, has no gradient itself, and is in no denominator."""
     old, rollout, mask = drawn()
     generator = torch.Generator().manual_seed(7)
     start = old + 0.3 * torch.randn(old.shape, generator=generator, dtype=torch.float64)
@@ -94,9 +94,8 @@ def test_loss_and_gradient_are_those_of_an_independent_computation(kind: Correct
     plain = start.clone().requires_grad_()
     ratio = (plain - old).exp()
     surrogate = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
-    losses = surrogate + 0.2 * 0.5 * (plain - reference) ** 2
-    share = token_weights(aggregation, mask, constant=9, dtype=torch.float64) * by_hand(kind, old, rollout, mask)
-    expected = (share * losses)[mask].sum()
+    losses = by_hand(kind, old, rollout, mask) * surrogate + 0.2 * 0.5 * (plain - reference) ** 2
+    expected = (token_weights(aggregation, mask, constant=9, dtype=torch.float64) * losses)[mask].sum()
     expected.backward()
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(logprobs.grad, plain.grad)
@@ -255,7 +254,7 @@ def test_a_mismatch_of_float32_rounding_is_not_lost_in_rounding() -> None:
 
 
 def test_the_surrogate_takes_the_weights_of_any_caller() -> None:
-    """`weights` is all that a loss needs to know of a correction."""
+    """A caller of its own may fold the correction into them; then it is of all terms."""
     old, rollout, mask = drawn()
     share = token_weights("token_mean", mask, dtype=torch.float64)
     correction = correction_of("token_mask")(old, rollout, mask)
