@@ -142,8 +142,7 @@ class TrainPhase(PhaseHandle):
         Raises:
             PhaseError: The phase has ended.
             TrainingError: Too many updates in a row were not finite.
-            ValueError: Shapes do not fit, an advantage is not finite, or old log-probs would be those of a cut
-                distribution.
+            ValueError: Shapes do not fit, an advantage is not finite, or the old log-probs are of a cut distribution.
         """
         self.check_open()
         advantages = advantages.detach().to("cpu", torch.float32)
