@@ -104,7 +104,7 @@ class AlgorithmConfig(Section):
             "token weighs as much as the trainer finds it likelier than the engine did. token_tis = ratios of tokens, "
             "cut at the upper end of algorithm.correction_range; sequence_tis = ratios of whole responses, likewise; "
             "token_mask and sequence_mask = 0 outside of the range. auto = token_tis where log-probs of engine and "
-            "trainer are not equal (bfloat16), else none."
+            "trainer may differ (bfloat16, vLLM) and are of the same distribution, else none."
         ),
     )
     correction_range: AroundOne = Field(
