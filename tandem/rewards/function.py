@@ -226,7 +226,8 @@ def _plan_all(
             if function is BUILT_IN.get(name):
                 prepare_built_in(name, accepted)
             if inspect.isclass(function):
-                function, accepted = _made(function, name, accepted), {}
+                function = _made(function, name, accepted)
+                accepted.clear()  # they have gone into it
             plans[name] = plan_call(function, name, options=accepted, batched=batched)
         except RewardError as error:
             problems.append(error)
