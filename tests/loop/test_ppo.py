@@ -1,0 +1,56 @@
+"""Whole runs of PPO with a critic: what they learn, the critic's warm-up, and going on to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.loop.small_run import differences, metrics_of, run_command, small_config, start_command, traces_of
+from tests.loop.small_run import write_config as written
+from tests.loop.test_resume import kill_when, num_lines
+
+WARM_UP, STEPS = 3, 16
+PPO: dict[str, dict[str, Any]] = {
+    "run": {"steps": STEPS},
+    "rollout": {"n": 4, "max_response_length": 4},
+    "algorithm": {"advantage": "gae", "lam": 0.95, "kl_coef": 0.01, "kl_place": "reward"},
+    "critic": {"lr": 1e-2, "warmup_steps": WARM_UP},
+    "trainer": {"lr": 1e-2, "warmup_steps": 0, "mini_batch_responses": 8, "update_epochs": 2},
+    "checkpoint": {"every": 2, "keep": 2},
+}
+
+
+def ppo_run(folder: Path) -> Path:
+    """Its YAML file, in a folder that is made."""
+    folder.mkdir()
+    return written(folder / "run.yaml", small_config(folder, PPO))
+
+
+def test_fault_38_ppo_learns_and_killed_it_goes_on_to_the_bit(tmp_path: Path) -> None:
+    """Killed in the warm-up, in a save, and after a step."""
+    log = tmp_path / "log"
+    whole = ppo_run(tmp_path / "whole")
+    assert run_command(["train", str(whole)], log) == 0, log.read_text()
+    lines = metrics_of(whole.parent / "run")
+    for line in lines:
+        in_warm_up = line["step"] <= WARM_UP
+        assert (line["policy/loss"] is None) == (line["policy/grad_norm"] is None) == in_warm_up
+        assert line["critic/loss"] > 0
+    values = [line["critic/value_mean"] for line in lines]
+    assert values[0] == 0
+    assert sum(line["reward/mean"] for line in lines[-4:]) > 1.5 * sum(line["reward/mean"] for line in lines[:4])
+    assert abs(values[-1] - lines[-1]["reward/mean"]) < 0.5 * lines[-1]["reward/mean"]
+
+    killed = ppo_run(tmp_path / "killed")
+    run = killed.parent / "run"
+    saving = run / "checkpoints"
+    for moment in (
+        lambda: num_lines(run) >= WARM_UP,
+        lambda: num_lines(run) > WARM_UP + 1 and any(saving.glob("*.partial/critic")),
+        lambda: num_lines(run) >= STEPS - 1,
+    ):
+        process = start_command(["train", str(killed)], log)
+        assert kill_when(process, moment), log.read_text()[-3000:]
+    assert run_command(["train", str(killed)], log) == 0, log.read_text()[-3000:]
+    assert differences(traces_of(run), traces_of(whole.parent / "run")) == []
+    assert any((run / "checkpoints").glob("*/critic/optimizer"))
