@@ -67,12 +67,22 @@ class FunctionLoss:
         )
         inputs.require(reference=self.needs_reference, entropy=self.needs_entropy)
         weights = weights if inputs.correction is None else weights * inputs.correction
+        result = self._call(inputs, weights)
+        return LossOutput(
+            loss=result if result.ndim == 0 else masked_sum(weights * result, response_mask),
+            num_tokens=response_mask.sum(),
+            metrics=inputs.metrics(inputs.ratio),
+            ratio=torch.where(response_mask, inputs.ratio, 0.0),
+        )
+
+    def _call(self, inputs: LossInputs, weights: Float[Tensor, "b L"]) -> Float[Tensor, "..."]:
+        """One number or the losses of tokens."""
         result: object = self.function(
             logprobs=inputs.logprobs,
             old_logprobs=inputs.old_logprobs,
             ref_logprobs=inputs.ref_logprobs,
             advantages=inputs.advantages,
-            response_mask=response_mask,
+            response_mask=inputs.mask,
             weights=weights,
             entropy=inputs.entropy,
         )
@@ -80,19 +90,14 @@ class FunctionLoss:
             raise ValueError(
                 f"the loss function {self.function!r} must return a tensor, it returned a {type(result).__name__}"
             )
-        if logprobs.requires_grad and not result.requires_grad:
+        if inputs.logprobs.requires_grad and not result.requires_grad:
             raise ValueError(
                 f"the loss function {self.function!r} returned a tensor without a gradient: it must be computed from "
                 "`logprobs`, not detached"
             )
-        if result.shape not in (torch.Size(), response_mask.shape):
+        if result.shape not in (torch.Size(), inputs.mask.shape):
             raise ValueError(
                 f"the loss function {self.function!r} must return one number or token losses of shape "
-                f"{tuple(response_mask.shape)}, it returned shape {tuple(result.shape)}"
+                f"{tuple(inputs.mask.shape)}, it returned shape {tuple(result.shape)}"
             )
-        return LossOutput(
-            loss=result if result.ndim == 0 else masked_sum(weights * result, response_mask),
-            num_tokens=response_mask.sum(),
-            metrics=inputs.metrics(inputs.ratio),
-            ratio=torch.where(response_mask, inputs.ratio, 0.0),
-        )
+        return result
