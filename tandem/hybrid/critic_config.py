@@ -43,7 +43,7 @@ def check_critic(config: Config, *, of_run: bool = True) -> None:
         check_value_class(read_config(model) if model.new is None else new_config(model.new, tokenizer))
         return
     check_value_model(
-        model.model_copy(update={"path": critic.path, "new": None}),
+        model.model_copy(update={"path": critic.path, "new": None, "lora_rank": 0}),
         tokenizer,
         max_sequence=config.data.max_prompt_length + config.rollout.max_response_length if of_run else None,
     )

@@ -37,8 +37,8 @@ class CriticSide:
         options: Of the worker; its `critic` is set.
         ranks: Those that train it together.
         mesh: Over which its weights are spread. None = this rank has all of them.
-        path: Where the weights come from. None = the body of the policy as it is now, and a new head.
-        policy, policy_shards: The policy's model and float32 weights.
+        path: Where the weights come from. None = the body of the policy as it is now, without adapters, and a new head.
+        policy, policy_shards: The policy's model, and its weights by the names that they have without adapters.
 
     Raises:
         ModelError: Weights are missing, or do not fit the config; or there is no such value model.
@@ -59,7 +59,7 @@ class CriticSide:
         self._config = options.critic
         self._ranks = ranks
         self._alone = mesh is None
-        source = options.model.model_copy(update={"path": path, "new": None})
+        source = options.model.model_copy(update={"path": path, "new": None, "lora_rank": 0})
         model = value_skeleton(
             policy.config if path is None else read_config(source, key="critic.path"),
             attention=attention_name(source),

@@ -229,6 +229,30 @@ def test_a_run_that_had_no_critic_begins_with_one_and_a_damaged_one_is_told(tmp_
         load(workers, tmp_path / "saved")
 
 
+def adapted(ranks: Ranks, model: Path, folder: Path) -> tuple[Tensor, Tensor]:
+    """Values before the first and the second step, with adapters on the policy."""
+    config = {**PPO, "model": {"path": str(model), "lora_rank": 2}, "critic": {"lr": 1e-3}}
+    with start_on_ranks(ranks, model, config) as workers:
+        first, _ = step(workers, 1)
+        second, _ = step(workers, 2)
+        save(workers, folder)
+    return first, second
+
+
+def test_beside_an_adapted_policy_all_weights_of_the_critic_are_trained(ranks: RankProcesses, tmp_path: Path) -> None:
+    """On ranks as on one, to what rounding makes of two steps."""
+    model = tiny_model_folder(tmp_path / "model")
+    [(first, expected)] = ranks.run(adapted, 1, model, tmp_path / "one")
+    assert not first.any()
+    assert expected.any()
+    for _, values in ranks.run(adapted, 2, model, tmp_path / "two"):
+        torch.testing.assert_close(values, expected, rtol=0, atol=1e-3)
+    base, critic = load_file(model / "model.safetensors"), load_file(tmp_path / "one/critic/model/model.safetensors")
+    assert {*critic} == {*base, "score.weight"}
+    for name, weight in base.items():
+        assert 0 < (critic[name] - weight).abs().max() < 0.1, name
+
+
 def two_steps(ranks: Ranks, model: Path, config: Mapping[str, Any], folder: Path) -> tuple[Tensor, CriticUpdate]:
     """With a small learning rate, so that rounding stays small."""
     sections = {**PPO, **config, "critic": {"lr": 1e-3}, "trainer": {**config.get("trainer", {}), "lr": 1e-3}}
