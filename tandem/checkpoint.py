@@ -4,6 +4,7 @@
         state.json      step, counters, position in the data, evaluations
         model/          the policy as a Hugging Face folder, float32: transformers loads it as it is
         optimizer/      AdamW's moments, float32, in safetensors files: exp_avg.NAME, exp_avg_sq.NAME, step.NAME
+        critic/         where there is one: its `model` and `optimizer`
 
 A folder under this name is complete: it is written as `step_000020.partial`, flushed to the disk, and renamed. Nothing
 in it is a pickle. What some number of ranks wrote any other number reads, each rank its own shards. Random numbers need

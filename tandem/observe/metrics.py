@@ -115,7 +115,7 @@ METRICS: Mapping[str, Metric] = {
     ),
     "critic/loss": Metric("loss", "mean", ".4f", "The loss of the critic.", "critic/vf_loss"),
     "critic/value_mean": Metric(
-        "reward", "mean", ".3f", "What the critic expected, mean over tokens, before its update.", "critic/vpred_mean"
+        "reward", "mean", ".3f", "What the critic expected, mean over tokens, before its update.", "critic/values/mean"
     ),
     "critic/explained_variance": Metric(
         "share",
