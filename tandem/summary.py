@@ -31,6 +31,7 @@ def show_start(run: Run, workers: Workers, plan: Plan, done: int) -> None:
         "update": f"{_updates(responses, trainer.mini_batch_responses, trainer.update_epochs)}, lr {trainer.lr:g} "
         f"{trainer.lr_schedule}, clip {algorithm.clip_low:g}/{algorithm.clip_high:g}, "
         f"{algorithm.loss_aggregation}, KL {algorithm.kl_coef:g}",
+        **_critic(config),
         "old log-probs": _OLD_LOGPROBS[algorithm.old_logprobs],
         "held out": ", ".join(
             f"{len(prompts):,} prompts{f' ({name})' if name else ''} x {config.evaluation.n}"
@@ -100,6 +101,16 @@ def _devices(config: Config) -> str:
     if config.trainer.offload != "none":
         parts.append(f"training memory to {config.trainer.offload} between the phases")
     return ", ".join([*parts, *(["deterministic"] if cluster.deterministic else [])])
+
+
+def _critic(config: Config) -> dict[str, str]:
+    """What is trained beside the policy."""
+    critic = config.critic
+    if config.algorithm.advantage != "gae":
+        return {}
+    clip = "no clip" if critic.clip_value is None else f"clip {critic.clip_value:g}"
+    alone = f", alone for {_plural(critic.warmup_steps, 'step')}" if critic.warmup_steps else ""
+    return {"critic": f"{critic.path or 'a copy of the policy'}, lr {critic.lr:g}, {clip}{alone}"}
 
 
 def _adapters(config: Config, facts: ModelFacts) -> dict[str, str]:

@@ -89,6 +89,7 @@ def start(
     check_devices(loaded)
     check_layouts(loaded)
     check_engine(loaded)
+    check_critic(loaded, of_run=False)
     trainer, steps = loaded.trainer, loaded.run.steps
     if trainer.lr_schedule != "constant" and steps is None:
         message = f"{trainer.lr_schedule} has no effect: td.start does not know the number of steps"
@@ -149,7 +150,6 @@ def _start(
     split_stop(config.rollout.stop, tokenizer)  # raises where one cannot be found
     if run_folder is not None:
         check_lengths(config, facts)
-    check_critic(config, of_run=run_folder is not None)
     train = train_settings(config, total_steps=total_steps, loss=loss)
     reference, kept = find_reference(config, run_folder, needed=train.needs_reference)
     several = config.cluster.num_workers > 1

@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+import tandem as td
+from tandem.errors import ModelError
 from tests.loop.small_run import differences, metrics_of, run_command, small_config, start_command, traces_of
 from tests.loop.small_run import write_config as written
 from tests.loop.test_resume import kill_when, num_lines
@@ -31,6 +35,7 @@ def test_fault_38_ppo_learns_and_killed_it_goes_on_to_the_bit(tmp_path: Path) ->
     log = tmp_path / "log"
     whole = ppo_run(tmp_path / "whole")
     assert run_command(["train", str(whole)], log) == 0, log.read_text()
+    assert "critic: a copy of the policy, lr 0.01, clip 0.5, alone for 3 steps\n" in log.read_text()
     lines = metrics_of(whole.parent / "run")
     for line in lines:
         in_warm_up = line["step"] <= WARM_UP
@@ -54,3 +59,11 @@ def test_fault_38_ppo_learns_and_killed_it_goes_on_to_the_bit(tmp_path: Path) ->
     assert run_command(["train", str(killed)], log) == 0, log.read_text()[-3000:]
     assert differences(traces_of(run), traces_of(whole.parent / "run")) == []
     assert any((run / "checkpoints").glob("*/critic/optimizer"))
+
+
+def test_a_critic_that_is_nowhere_is_told_before_anything_begins(tmp_path: Path) -> None:
+    critic = {"critic": {**PPO["critic"], "path": str(tmp_path / "nowhere")}}
+    config = td.config_from_dict(small_config(tmp_path, {**PPO, **critic}))
+    with pytest.raises(ModelError, match=r"critic\.path: .* does not exist"):
+        td.train(config)
+    assert not (tmp_path / "run").exists()
