@@ -23,7 +23,8 @@ def check_engine(config: Config) -> None:
     if config.rollout.engine != "vllm":
         return
     vllm_checks.check_installed()
-    vllm_checks.check_options(config.rollout.vllm_options)
+    on_cpu = config.cluster.device == "cpu"
+    vllm_checks.check_options(config.rollout.vllm_options, on_cpu=on_cpu)
     assert config.model.dtype != "auto", "the config is not resolved"
     model, parts, cache = config.model, config.rollout.tensor_parallel, config.rollout.kv_cache_gib
     model_config = read_config(model) if model.new is None else new_config(model.new, load_tokenizer(model))
@@ -40,7 +41,7 @@ def check_engine(config: Config) -> None:
         model_config,
         facts.architecture,
         dtype=DTYPES[model.dtype],
-        on_cpu=config.cluster.device == "cpu",
+        on_cpu=on_cpu,
         max_length=min(longest, facts.context.length or longest),
         cache_bytes=None if cache == "auto" else int(cache * _GIB),
         tensor_parallel=parts,

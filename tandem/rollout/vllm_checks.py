@@ -60,8 +60,12 @@ def check_installed() -> None:
         raise ConfigError([Problem("rollout.engine", "is vllm, which is not installed", remedy)])
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Find names that vLLM does not know, and those that are Tandem's to set.
+def check_options(options: Mapping[str, Any], *, on_cpu: bool) -> None:
+    """Find names that vLLM does not know, those that are Tandem's to set, and what has no effect.
+
+    Args:
+        options: Engine arguments by vLLM's names.
+        on_cpu: vLLM will work on CPUs.
 
     Raises:
         ConfigError: All of them, with what was meant.
@@ -80,6 +84,9 @@ def check_options(options: Mapping[str, Any]) -> None:
                 close = difflib.get_close_matches(name, known, n=1)
                 remedy = f"did you mean {close[0]}?" if close else "see the engine arguments in vLLM's documentation"
                 problems.append(Problem("rollout.vllm_options", f"vLLM has no option {name}", remedy))
+    if on_cpu and options.get("enforce_eager") is False:  # see starting_vllm
+        message = "enforce_eager=false has no effect on CPUs, where nothing of vLLM is compiled"
+        problems.append(Problem("rollout.vllm_options", message, "leave it out"))
     if problems:
         raise ConfigError(problems)
 

@@ -27,15 +27,18 @@ def test_without_vllm_the_error_says_how_to_install_it() -> None:
 
 @NEEDS_VLLM
 def test_options_that_vllm_lacks_and_those_that_are_ours_are_all_told() -> None:
-    check_options({})
-    check_options({"block_size": 64})
+    check_options({}, on_cpu=True)
+    check_options({"block_size": 64}, on_cpu=True)
+    check_options({"enforce_eager": False}, on_cpu=False)
+    wrong = {"blok_size": 64, "max_num_seqs": 8, "load_format": "auto", "xyzzy": 1, "enforce_eager": False}
     with pytest.raises(ConfigError) as raised:
-        check_options({"blok_size": 64, "max_num_seqs": 8, "load_format": "auto", "xyzzy": 1})
+        check_options(wrong, on_cpu=True)
     text = str(raised.value)
     assert "vLLM has no option blok_size\n      -> did you mean block_size?" in text
     assert "max_num_seqs is Tandem's to set\n      -> set rollout.max_concurrent instead" in text
     assert "load_format is Tandem's to set\n      -> leave it out" in text
     assert "vLLM has no option xyzzy" in text
+    assert "enforce_eager=false has no effect on CPUs" in text
 
 
 @NEEDS_VLLM
