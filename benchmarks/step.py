@@ -43,11 +43,10 @@ def tandem_step(args: argparse.Namespace) -> dict[str, float]:
     from tandem.hybrid.worker import Worker
 
     def write_on(worker: Worker) -> None:
-        worker.engine.eos_ids = ()  # nothing ends a response early
+        worker.sampling.engine.eos_ids = ()  # nothing ends a response early
 
-    workers = td.start(
-        args.model, lr=1e-6, config={"model": {"dtype": args.dtype}, "cluster": {"threads": args.threads}}
-    )
+    model = {"dtype": args.dtype, "lora_rank": args.lora_rank}
+    workers = td.start(args.model, lr=1e-6, config={"model": model, "cluster": {"threads": args.threads}})
     workers._group.call(write_on)
     prompts = [
         Prompt(tokens=tuple(tokens), text="", prompt_id=number)
@@ -115,6 +114,7 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=8)
     parser.add_argument("--length", type=int, default=64, help="tokens of each response")
     parser.add_argument("--prompt-length", type=int, default=None, help="tokens of each prompt at least")
+    parser.add_argument("--lora-rank", type=int, default=0, help="train adapters of this rank; 0 = all weights")
     parser.add_argument("--trl", action="store_true", help="alternate with TRL's GRPOTrainer")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--one", choices=("tandem", "trl"), help=argparse.SUPPRESS)

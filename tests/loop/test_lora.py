@@ -18,8 +18,9 @@ from tandem import config_from_dict, train
 from tandem.checkpoint import complete_checkpoints
 from tandem.errors import CheckpointError, ModelError
 from tandem.export import export
-from tests.loop.small_run import differences, run_command, small_config, start_command, traces_of
+from tests.loop.small_run import differences, metrics_of, run_command, small_config, start_command, traces_of
 from tests.loop.small_run import write_config as written
+from tests.loop.test_learning import learnt, lines_of
 from tests.loop.test_resume import kill_when
 from tests.tiny import tiny_model_folder, write_jsonl
 
@@ -133,3 +134,52 @@ def test_a_run_does_not_go_on_where_adapters_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="the model that it belongs to cannot be read"):
         export(tmp_path / "run", tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
+
+
+@pytest.mark.slow
+def test_adapters_learn_to_repeat_a_letter_on_weights_that_stay_random(tmp_path: Path) -> None:
+    """Logits need a base with larger weights than new ones have: the head stays. From one in eight to nearly always."""
+    new = {
+        "architecture": "Qwen3ForCausalLM",
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 16,
+        "initializer_range": 0.1,
+    }
+    run = learnt(tmp_path, {"model": {"new": new, "lora_rank": 8}, "trainer": {"lr": 1e-2}})
+    before, steps = lines_of(run)
+    assert before["eval/pass@1"] < 0.3
+    assert steps[-1]["eval/pass@1"] > 0.8
+    assert sum(step["reward/mean"] for step in steps[-5:]) / 5 > 0.8
+    exported = load_file(export(run, tmp_path / "exported") / "model.safetensors")
+    base = load_file(run / "base" / "model.safetensors")
+    trained = {name.split(".")[-2] for name in base if not torch.equal(base[name], exported[name])}
+    assert trained == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+def test_adapters_on_another_runs_checkpoint_keep_it_and_a_warm_start_is_the_reference(tmp_path: Path) -> None:
+    """Adapters may themselves be a base: they are merged."""
+    first = run_in(tmp_path / "first")  # adapters
+    answers = write_jsonl(tmp_path / "answers.jsonl", [{"prompt": "1+2=", "answer": "3"}])
+    changes = {
+        **on_a_model(first),
+        "sft": {"train": str(answers), "steps": 2, "batch_size": 1, "lr": 1e-2},
+        "algorithm": {"kl_coef": 0.1},
+    }
+    (tmp_path / "second").mkdir()
+    config = small_config(tmp_path / "second", {**changes, "run": {"steps": 1, "folder": str(tmp_path / "second/run")}})
+    run = train(config_from_dict(config))
+    of_first = logits_of(AutoModelForCausalLM.from_pretrained(export(first, tmp_path / "merged")))
+    base = AutoModelForCausalLM.from_pretrained(run / "base")
+    torch.testing.assert_close(logits_of(base), of_first, rtol=0, atol=2e-5)
+    reference = logits_of(AutoModelForCausalLM.from_pretrained(run / "reference"))
+    assert float((reference - of_first).abs().max()) > 1e-2, "the policy after the warm start"
+    config["run"]["steps"] = 2
+    train(config_from_dict(config))
+    kl = [line["policy/kl"] for line in metrics_of(run) if "policy/kl" in line]
+    assert kl[0] == pytest.approx(0.0, abs=1e-6)
+    assert kl[1] > 1e-6

@@ -72,6 +72,7 @@ WARM: Settings = {"sft.train": "{folder}/answers.jsonl", "sft.steps": 2, "sft.ba
 BF16: Settings = {"model.dtype": "bfloat16"}
 FALLING: Settings = {"trainer.lr_schedule": "linear", "trainer.lr_final": 0.1}
 CUT: Settings = {"data.over_length": "left", "data.max_prompt_length": 3}
+LORA: Settings = {"model.lora_rank": 2}
 GAE: Settings = {"algorithm.advantage": "gae"}
 RESAMPLE: Settings = {"algorithm.idle_groups": "resample", "reward.function": "{folder}/reward.py:rare"}
 TWO: Settings = {"reward.function": ["{folder}/reward.py:ones", "{folder}/reward.py:twos"]}
@@ -84,6 +85,9 @@ CASES: dict[str, Case] = {
     "model.tokenizer": Case({"model.tokenizer": {"characters": "=+9876543210"}}),
     "model.dtype": Case({"model.dtype": "bfloat16"}),
     "model.head_dtype": Case({"model.head_dtype": "bfloat16"}, {"model.dtype": "bfloat16"}),
+    "model.lora_rank": Case({"model.lora_rank": 2}),
+    "model.lora_alpha": Case({"model.lora_alpha": 2}, LORA),
+    "model.lora_targets": Case({"model.lora_targets": ["q_proj", "up_proj"]}, LORA),
     "data.train": Case({"data.train": "{folder}/answers.jsonl"}),
     "data.epochs": Case({"data.epochs": 2}, {"run.steps": None, "data.max_rows": 4}),
     "data.prompts_per_step": Case({"data.prompts_per_step": 2}),

@@ -21,8 +21,7 @@ from tests.unit.hybrid.made import contrast, rollout, trainer_logprobs, worker_o
 from tests.unit.hybrid.on_ranks import start_on_ranks
 
 Sections = Mapping[str, Mapping[str, Any]]
-TWO: Sections = {}
-BF16: Sections = {"model": {"dtype": "bfloat16"}}
+TWO: Sections = {"trainer": {"offload": "disk"}}
 SLICED: Sections = {"rollout": {"tensor_parallel": 2}}
 TOLERANCE = 2e-5  # nats, contract 3, in float32
 
@@ -46,12 +45,14 @@ def gaps(ranks: Ranks, folder: Path, config: Sections) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("config", [TWO, SLICED], ids=["two", "tensor_parallel"])
-@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "Phi3ForCausalLM"])
+@pytest.mark.parametrize(
+    ("architecture", "config"),
+    [("Qwen3ForCausalLM", TWO), ("Qwen3ForCausalLM", SLICED), ("Phi3ForCausalLM", SLICED)],
+)
 def test_fault_27_engines_on_ranks_agree_with_the_trainer(
-    ranks: RankProcesses, tmp_path: Path, config: Sections, architecture: str
+    ranks: RankProcesses, tmp_path: Path, architecture: str, config: Sections
 ) -> None:
-    """Phi-3's fused weights are cut in two ranges."""
+    """Phi-3's fused weights are cut into several ranges."""
     tiny_model_folder(tmp_path / "model", architecture=architecture)
     for found in ranks.run(gaps, 2, tmp_path / "model", with_lora(tmp_path / "model", config)):
         assert max(found) < TOLERANCE
@@ -64,26 +65,33 @@ def save(workers: td.Workers, checkpoint: Path) -> None:
     workers._group.start(Worker.write_snapshot, checkpoint).result()
 
 
-def train_and_save(
-    ranks: Ranks, config: Sections, checkpoint: Path, steps: int, begin: Path | None
-) -> dict[str, float]:
-    """Go on from a checkpoint, or begin; update; save. Returns what the last update reports."""
+def rollouts_and_checkpoint(ranks: Ranks, config: Sections, checkpoint: Path) -> td.Rollouts:
+    """Two updates from the base, saved, and what the policy answers then."""
+    with start_on_ranks(ranks, Path(config["model"]["path"]), config) as workers:
+        for step in (1, 2):
+            rollouts = rollout(workers, step=step)
+            with workers.train_phase() as trainer:
+                trainer.update(rollouts, contrast(rollouts))
+        save(workers, checkpoint)
+        return rollout(workers, step=3)
+
+
+def update_from(ranks: Ranks, config: Sections, begin: Path, rollouts: td.Rollouts, to: Path) -> dict[str, float]:
+    """Go on from a checkpoint with one update; save before and after. Returns what it reports."""
     with start_on_ranks(ranks, Path(config["model"]["path"]), config) as workers:
         training = worker_of(workers).training
         assert training.lora is not None
-        if begin is not None:
-            read_factors(begin / "model", training.weights.shards(), training.lora.pieces)
-            worker_of(workers).load_optimizer(begin, {"skipped_in_row": 0})
-        reported = {}
-        for step in range(1, steps + 1):
-            rollouts = rollout(workers, step=step)
-            with workers.train_phase() as trainer:
-                reference = trainer.ref_logprobs(rollouts)
-                update = trainer.update(rollouts, contrast(rollouts), ref_logprobs=reference)
-                reported = {"loss": update.loss, "kl": update.kl or 0.0, "grad_norm": update.grad_norm}
-            assert training.reference is None, "the base is the policy without its adapters"
-        save(workers, checkpoint)
-    return reported
+        read_factors(begin / "model", training.weights.shards(), training.lora.pieces)
+        training.weights.write_back()
+        worker_of(workers).load_optimizer(begin, {"skipped_in_row": 0})
+        save(workers, to / "before")
+        with workers.train_phase() as trainer:
+            reference = trainer.ref_logprobs(rollouts)
+            update = trainer.update(rollouts, contrast(rollouts), ref_logprobs=reference)
+        assert training.reference is None, "the base is the policy without its adapters"
+        save(workers, to / "after")
+    assert update.kl is not None
+    return {"loss": update.loss, "kl": update.kl, "grad_norm": update.grad_norm}
 
 
 def tensors_of(checkpoint: Path) -> dict[str, Tensor]:
@@ -98,23 +106,29 @@ def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     return (squares / sum(float(tensor.double().square().sum()) for tensor in other.values())) ** 0.5
 
 
-LR: Sections = {"trainer": {"lr": 1e-3, "betas": [0.0, 0.999]}}  # then the first moment is the gradient
+GRADIENT: Sections = {"trainer": {"lr": 1e-3, "betas": [0.0, 0.999]}}  # then the first moment is the gradient
 
 
-@pytest.mark.parametrize("config", [TWO, SLICED, BF16], ids=["two", "tensor_parallel", "bfloat16"])
-def test_gradients_on_ranks_are_those_of_one(ranks: RankProcesses, tmp_path: Path, config: Sections) -> None:
-    """Contract 2, from adapters that are not zero, which 2 ranks have saved (fault 40)."""
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 2e-2)])
+def test_fault_40_a_checkpoint_of_two_ranks_goes_on_alike_on_one_and_two(
+    ranks: RankProcesses, tmp_path: Path, dtype: str, tolerance: float
+) -> None:
+    """Contract 2: the gradient to 1e-5 of its norm. In bfloat16 a rank's products are of other rows."""
     folder = tiny_model_folder(tmp_path / "model")
-    config = {**config, **LR, "model": {"path": str(folder), "lora_rank": 3, **config.get("model", {})}}
-    ranks.run(train_and_save, 2, config, tmp_path / "begun", 2, None)
+    config = with_lora(folder, GRADIENT, dtype=dtype)
+    rollouts, _ = ranks.run(rollouts_and_checkpoint, 2, config, tmp_path / "begun")
+    reports = []
     for size, name in ((1, "one"), (2, "two")):
-        ranks.run(train_and_save, size, config, tmp_path / f"{name}_unchanged", 0, tmp_path / "begun")
-        [reported, *_] = ranks.run(train_and_save, size, config, tmp_path / name, 1, tmp_path / "begun")
-    begun, one, two = (tensors_of(tmp_path / each) for each in ("begun", "one", "two"))
-    gradient = {name for name in one if name.startswith("exp_avg.")}
-    assert len(gradient) == 2 * 7 * 2, "A and B of each of a layer's 7 linear layers"
-    print(distance({n: two[n] for n in gradient}, {n: one[n] for n in gradient}), reported)
-    for unchanged in ("one_unchanged", "two_unchanged"):
+        (tmp_path / name).mkdir()
+        reports += ranks.run(update_from, size, config, tmp_path / "begun", rollouts, tmp_path / name)
+    begun, one, two = (tensors_of(tmp_path / each) for each in ("begun", "one/after", "two/after"))
+    for unchanged in ("one/before", "two/before"):
         found = tensors_of(tmp_path / unchanged)
         assert found.keys() == begun.keys()
         assert all(torch.equal(found[name], tensor) for name, tensor in begun.items())
+    gradient = {name for name in one if name.startswith("exp_avg.")}
+    assert len(gradient) == 2 * 7 * 2, "A and B of each of a layer's 7 linear layers"
+    assert distance(two, {name: one[name] for name in gradient}) < tolerance
+    assert reports[1] == reports[2]
+    assert reports[1] == pytest.approx(reports[0], rel=10 * tolerance, abs=tolerance)
+    assert reports[0]["kl"] > 1e-3
