@@ -30,8 +30,7 @@ def opo(*, rewards: Tensor, valid: Tensor, group_ids: Tensor, response_mask: Ten
     for group in group_ids.unique():
         rows = (group_ids == group) & valid & (lengths > 0)
         if rows.any():
+            # In float64 the sums are exact: the weighted mean of equal rewards is that reward.
             own, weights = rewards[rows].double(), lengths[rows]
-            # Counted from one of them, equal rewards are 0 and have a mean of exactly 0.
-            gains = own - own[0]
-            advantages[rows] = gains - (weights * gains).sum() / weights.sum()
+            advantages[rows] = own - (weights * own).sum() / weights.sum()
     return advantages
