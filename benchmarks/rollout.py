@@ -138,7 +138,8 @@ def main() -> None:
         f"{PROMPT_LENGTH}; tokens per CPU second / per second, median of {options.repeats} turns"
     )
     names = ["generate", "embedded", *(["vllm"] if vllm else [])]
-    print(f"{'batch':>6}" + "".join(f"{name:>16}" for name in names) + "  embedded / " + ", / ".join(names[::2]))
+    others = [name for name in names if name != "embedded"]
+    print(f"{'batch':>6}" + "".join(f"{name:>16}" for name in names) + "  embedded / " + ", / ".join(others))
     for batch in options.batch:
         prompts = prompts_for(batch, plain.config.vocab_size)
         engine = EmbeddedEngine(shared, tokenizer, eos_ids=[], max_concurrent=batch)
@@ -154,7 +155,7 @@ def main() -> None:
             for name, work in sides.items():
                 rates[name].measure(work)
         figures = "".join(f"{median(rate.cpu):>9.1f} /{median(rate.wall):>5.0f}" for rate in rates.values())
-        ratios = "".join(f"{rates['embedded'].ratio(rates[name]):>11.2f}" for name in names[::2])
+        ratios = "".join(f"{rates['embedded'].ratio(rates[name]):>11.2f}" for name in others)
         print(f"{batch:>6}{figures}{ratios}", flush=True)
 
 

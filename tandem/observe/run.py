@@ -271,10 +271,10 @@ class Run:
             self.console.warn("skipped updates", message)
 
     def _check_mismatch(self, step: int, kl: float) -> None:
-        warning = mismatch_warning(step, kl, self.config.algorithm)
+        warning = mismatch_warning(step, kl, self.config.algorithm, self.config.rollout)
         if warning is not None:
             self.console.warn("engine and trainer apart", *warning)
-        error = mismatch_error(step, kl, self.config.algorithm)
+        error = mismatch_error(step, kl, self.config.algorithm, self.config.rollout)
         if error is not None:
             raise error
 
