@@ -10,7 +10,7 @@ import tandem as td
 from tandem.errors import ModelError
 from tandem.rollout.vllm import VllmEngine
 from tandem.rollout.vllm_checks import is_installed
-from tests.contract.engines import NEEDS_VLLM, folder_of, start_with
+from tests.contract.engines import NEEDS_VLLM, TOLERANCE, folder_of, gap, start_with
 from tests.unit.hybrid.made import rollout, trainer_logprobs, worker_of
 
 
@@ -28,8 +28,8 @@ def test_vllm_options_reach_vllm(tmp_path: Path) -> None:
         assert config.scheduler_config.max_num_seqs == 16
         assert config.model_config.max_model_len == 48 + 16
         rollouts = rollout(workers)
-        gap = (trainer_logprobs(workers, rollouts) - rollouts.rollout_logprobs)[rollouts.response_mask].abs()
-        assert float(gap.mean()) < 0.05  # nats; bfloat16 rounds each product
+        gaps = (trainer_logprobs(workers, rollouts) - rollouts.rollout_logprobs)[rollouts.response_mask].abs()
+        assert float(gaps.mean()) < 0.05  # nats; bfloat16 rounds each product
 
 
 @NEEDS_VLLM
@@ -39,6 +39,17 @@ def test_what_vllm_cannot_do_is_told_before_weights_are_read(tmp_path: Path) -> 
         start_with("vllm", folder, {"rollout": {"vllm_options": {"blocksize": 64}}})
     with pytest.raises(ModelError, match=r"rollout\.kv_cache_gib is 1e-05"):
         start_with("vllm", folder, {"rollout": {"kv_cache_gib": 1e-5}})
+
+
+@NEEDS_VLLM
+def test_a_start_that_vllm_refuses_is_told_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model")
+    with pytest.raises(
+        ModelError, match=r"cannot be started with this model: .*block size.*\n .*rollout\.vllm_options"
+    ):
+        start_with("vllm", folder, {"rollout": {"vllm_options": {"block_size": 7}}})
+    with start_with("vllm", folder) as workers:
+        assert gap(workers, rollout(workers)) < TOLERANCE
 
 
 @pytest.mark.skipif(is_installed(), reason="vLLM is installed")
