@@ -59,26 +59,16 @@ def collect(
     """
     algorithm, reward = algorithm or AlgorithmConfig(), reward or RewardConfig()
     resample = algorithm.idle_groups == "resample"
-    if resample and not isinstance(prompts, Prompts):
-        raise ValueError("idle_groups=resample draws more prompts: give the stream (Prompts), not one batch of it")
-    groups: list[_Group] = []
-    active: list[_Group] = []
-    num_batches = wanted = 0
-    for _ in range(algorithm.max_resample if resample else 1):
-        batch = prompts.next_batch() if isinstance(prompts, Prompts) else prompts
-        answered = _answer(engine, batch, reward_fn, options, greedy_too=algorithm.advantage == "remax")
-        groups += answered
-        active += [group for group in answered if not resample or group.has_contrast(algorithm.mask_truncated)]
-        num_batches, wanted = num_batches + 1, len(batch)
-        if len(active) >= wanted:
-            break
+    batches = _draw(engine, prompts, reward_fn, options, algorithm)
+    groups, wanted = [group for batch in batches for group in batch], len(batches[0])
+    active = [group for group in groups if group.has_contrast(algorithm.mask_truncated)] if resample else groups
     kept = active[:wanted] or groups[:wanted]
     rollouts, rewards = _assembled(engine, kept, options)
     if not resample and reward.overlong_buffer == 0:
         return rollouts, rewards
     drawn = Drawn(
         *_assembled(engine, groups, options),
-        num_batches=num_batches,
+        num_batches=len(batches),
         num_idle=len(groups) - max(len(active), len(kept)),
         num_surplus=max(0, len(active) - wanted),
         num_missing=max(0, wanted - len(active)),
@@ -104,6 +94,29 @@ class _Group:
         ]
         rewards = torch.tensor(values, dtype=torch.float64).float()
         return len(rewards[rewards.isfinite()].unique()) > 1
+
+
+def _draw(
+    engine: RolloutPhase,
+    prompts: Prompts | Sequence[Prompt],
+    reward_fn: RewardPool,
+    options: SamplingOptions,
+    algorithm: AlgorithmConfig,
+) -> list[list[_Group]]:
+    """One batch of groups; to resample, as many as it takes until the groups with contrast fill one, within bounds."""
+    resample = algorithm.idle_groups == "resample"
+    if resample and not isinstance(prompts, Prompts):
+        raise ValueError("idle_groups=resample draws more prompts: give the stream (Prompts), not one batch of it")
+    batches: list[list[_Group]] = []
+    num_active = 0
+    for _ in range(algorithm.max_resample if resample else 1):
+        batch = prompts.next_batch() if isinstance(prompts, Prompts) else prompts
+        groups = _answer(engine, batch, reward_fn, options, greedy_too=algorithm.advantage == "remax")
+        batches.append(groups)
+        num_active += sum(group.has_contrast(algorithm.mask_truncated) for group in groups)
+        if num_active >= len(batch):
+            break
+    return batches
 
 
 def _answer(
