@@ -17,7 +17,7 @@ from tandem.batch import CriticUpdate, Rollouts
 from tandem.model.forward import head_values
 from tandem.model.ranks import ALONE, Ranks
 from tandem.trainer.mini_batches import mini_batches
-from tandem.trainer.optim import Optimizer
+from tandem.trainer.optim import Optimizer, StepOutcome
 from tandem.trainer.packed_model import PackedModel
 from tandem.trainer.packing import PackedRow, PackingOptions
 from tandem.trainer.update import UpdateOptions
@@ -90,32 +90,24 @@ def update_critic(
         batch.rollouts, size=options.mini_batch_responses, shuffle=options.shuffle, epochs=options.epochs, seed=seed
     )
     has_token = batch.loss_mask.any(dim=1)
-    losses: list[float] = []
-    norms: list[float] = []
-    clipped = tokens = 0.0
-    skipped = 0
+    done: list[tuple[_Sums, StepOutcome]] = []
     with optimizer.weights.collecting():
         for rows in order:
             active = [row for row in rows if bool(has_token[row])]
-            if not active:
-                continue
-            sums = _backward(critic, batch, active, options.packing, ranks, clip)
-            outcome = optimizer.step(lr, loss_is_finite=math.isfinite(sums.loss))
-            clipped, tokens = clipped + sums.clipped, tokens + sums.tokens
-            skipped += not outcome.taken
-            if outcome.taken:
-                losses.append(sums.loss)
-                norms.append(outcome.grad_norm)
-    inside = batch.values[batch.loss_mask].double()
+            if active:
+                sums = _backward(critic, batch, active, options.packing, ranks, clip)
+                done.append((sums, optimizer.step(lr, loss_is_finite=math.isfinite(sums.loss))))
+    taken = [(sums.loss, outcome.grad_norm) for sums, outcome in done if outcome.taken]
+    num_tokens = sum(sums.num_tokens for sums, _ in done)
     return CriticUpdate(
-        loss=_mean(losses),
-        clip_fraction=clipped / max(tokens, 1.0),
-        value_mean=float(inside.mean()),
+        loss=_mean([loss for loss, _ in taken]),
+        clip_fraction=sum(sums.num_clipped for sums, _ in done) / max(num_tokens, 1.0),
+        value_mean=float(batch.values[batch.loss_mask].double().mean()),
         explained_variance=explained_variance(batch.values, batch.returns, batch.loss_mask),
-        grad_norm=_mean(norms),
+        grad_norm=_mean([norm for _, norm in taken]),
         lr=lr,
-        num_updates=len(losses),
-        num_skipped=skipped,
+        num_updates=len(taken),
+        num_skipped=len(done) - len(taken),
     )
 
 
@@ -124,8 +116,8 @@ class _Sums:
     """Of one mini-batch, over all ranks."""
 
     loss: float
-    clipped: float
-    tokens: float
+    num_clipped: float
+    num_tokens: float
 
 
 def _backward(
