@@ -62,3 +62,14 @@ def test_of_rollouts_that_are_used_again_mismatch_and_staleness_are_told_apart(t
     assert "mismatch/kl" not in unknown.metrics
     with workers.train_phase() as trainer, pytest.raises(ValueError, match="sampling_logprobs of shape"):
         trainer.update(rollouts, contrast(rollouts), sampling_logprobs=torch.zeros(1, 1))
+
+
+def test_fault_22_log_probs_of_a_cut_distribution_are_never_the_old_ones(tmp_path: Path) -> None:
+    """Of an earlier policy, too, where those kept while sampling would be: the trainer's own have to be handed in."""
+    workers = start_tiny(tmp_path / "model", config={"algorithm": {"old_logprobs": "recompute"}})
+    stale = replace(rollout(workers), cut_logprobs=True, policy_version=-1)
+    with workers.train_phase() as trainer:
+        old = trainer.old_logprobs(stale)
+        with pytest.raises(ValueError, match=r"of a cut distribution: hand in old_logprobs"):
+            trainer.update(stale, contrast(stale))
+        assert trainer.update(stale, contrast(stale), old).num_updates == 1
