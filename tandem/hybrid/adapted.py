@@ -107,7 +107,7 @@ def _check_same(model: ModelConfig, base: ModelConfig, saved: Path) -> None:
         )
     if found != recorded.fingerprint:
         raise CheckpointError(
-            f"{saved.parent} holds adapters for {recorded.path!r} as it was, and the weights of {base.path!r} are others",
+            f"{saved.parent} holds adapters for {recorded.path!r} as it was; the weights of {base.path!r} are others",
             remedy="bring back the model that model.path was, or take another run.folder to begin anew",
         )
 

@@ -14,7 +14,9 @@ from torch import Tensor
 import tandem as td
 from tandem.hybrid.worker import Worker
 from tandem.model.adapter_files import read_factors
+from tandem.model.merge import merge_adapter
 from tandem.model.ranks import Ranks
+from tandem.model.whole_tensors import WholeTensors
 from tests.ranks import RankProcesses
 from tests.tiny import tiny_model_folder
 from tests.unit.hybrid.made import contrast, rollout, trainer_logprobs, worker_of
@@ -132,3 +134,39 @@ def test_fault_40_a_checkpoint_of_two_ranks_goes_on_alike_on_one_and_two(
     assert reports[1] == reports[2]
     assert reports[1] == pytest.approx(reports[0], rel=10 * tolerance, abs=tolerance)
     assert reports[0]["kl"] > 1e-3
+
+
+def handed_out(ranks: Ranks, config: Sections, export: Path) -> dict[str, Tensor]:
+    """Whole merged tensors after an update, in buckets of a few tensors; the adapters are written as well."""
+    with start_on_ranks(ranks, Path(config["model"]["path"]), config) as workers:
+        rollouts = rollout(workers)
+        with workers.train_phase() as trainer:
+            trainer.update(rollouts, contrast(rollouts))
+        training = worker_of(workers).training
+        whole = WholeTensors(
+            ranks,
+            training.policy.model,
+            training.engine_shards(),
+            names=training.names,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            lora=training.lora,
+            bucket_bytes=40_000,
+        )
+        for _ in range(2):  # the plan serves again
+            read = {name: tensor.clone() for name, tensor in whole.read(training.engine_shards())}
+        save(workers, export)
+        return read
+
+
+def test_two_ranks_hand_out_merged_tensors_which_are_those_of_an_export(ranks: RankProcesses, tmp_path: Path) -> None:
+    folder = tiny_model_folder(tmp_path / "model", tie=False)
+    config = with_lora(folder, {}, lora_targets=["q_proj", "down_proj"])
+    found = ranks.run(handed_out, 2, config, tmp_path / "saved")
+    merge_adapter(tmp_path / "saved" / "model", dtype=torch.float32)
+    base, merged = (load_file(each / "model.safetensors") for each in (folder, tmp_path / "saved" / "model"))
+    assert sum(not torch.equal(base[name], merged[name]) for name in base) == 2 * 2
+    for read in found:
+        assert read.keys() == merged.keys()
+        for name, tensor in merged.items():
+            torch.testing.assert_close(read[name], tensor, rtol=0, atol=1e-6)

@@ -311,7 +311,7 @@ def test_no_rank_ever_has_the_whole_model(ranks: RankProcesses, size: int) -> No
 def test_a_reference_has_no_gradients_and_its_numbers_are_those_of_the_whole(ranks: RankProcesses) -> None:
     def reference(ranks: Ranks) -> tuple[float, bool]:
         model = whole_model()
-        policy, weights = spread(ranks, model, body_dtype=BF16, trainable=False)
+        policy, _ = spread(ranks, model, body_dtype=BF16, trainable=False)
         round_weights(model, body_dtype=BF16, head_dtype=torch.float32)
         with torch.no_grad():
             off = run(Policy(model, chunk_tokens=1024), [0, 1]) - run(policy, [0, 1])
