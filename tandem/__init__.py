@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tandem.algorithm.losses import ClippedSurrogate, grpo_loss
     from tandem.algorithm.masked import masked_mean, token_weights
     from tandem.algorithm.surrogates import clipped_surrogate
-    from tandem.batch import Evaluation, Prompt, Response, Rewards, Rollouts, UpdateResult
+    from tandem.batch import CriticUpdate, Evaluation, Prompt, Response, Rewards, Rollouts, UpdateResult
     from tandem.collect import collect, score
     from tandem.config.load import config_from_dict, load_config
     from tandem.config.schema import Config
@@ -52,6 +52,7 @@ _HOMES = {
     "Config": "tandem.config.schema",
     "ConfigError": "tandem.errors",
     "Correction": "tandem.algorithm.correction",
+    "CriticUpdate": "tandem.batch",
     "Evaluation": "tandem.batch",
     "FunctionLoss": "tandem.algorithm.function_loss",
     "Prompt": "tandem.batch",
@@ -92,6 +93,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "Correction",
+    "CriticUpdate",
     "Evaluation",
     "FunctionLoss",
     "Prompt",

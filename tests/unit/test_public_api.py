@@ -13,6 +13,7 @@ NAMES = {
     "Config",
     "ConfigError",
     "Correction",
+    "CriticUpdate",
     "Evaluation",
     "FunctionLoss",
     "Prompt",
