@@ -152,3 +152,19 @@ def test_adapters_on_a_model_that_is_nowhere_can_be_trained_but_not_saved(tmp_pa
         with pytest.raises(ModelError, match="this one has no files of its own"):
             workers.export(tmp_path / "export")
     assert not (tmp_path / "export").exists()
+
+
+def test_a_critic_begins_with_the_base(tmp_path: Path) -> None:
+    with started(tmp_path / "model", {"algorithm": {"advantage": "gae"}}) as workers:
+        move_adapters(workers)
+        rollouts = rollout(workers)
+        with workers.train_phase() as trainer:
+            values = trainer.values(rollouts)
+        assert values is not None
+        assert float(values.abs().max()) == 0.0
+        critic = worker_of(workers).training.critic
+        assert critic is not None
+        shards = {name: shard.tensor for name, shard in critic.weights.shards().items()}
+    base = load_file(tmp_path / "model" / "model.safetensors")
+    assert len(base.keys() & shards.keys()) == len(base)
+    assert all(torch.equal(shards[name], tensor) for name, tensor in base.items())
