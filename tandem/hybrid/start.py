@@ -143,8 +143,8 @@ def _start(
 ) -> Workers:
     run_folder = None if run_folder is None else run_folder.absolute()  # workers may run in another folder
     checkpoint = find_checkpoint(run_folder) if run_folder is not None else None
-    source, adapter = policy_source(config, run_folder, checkpoint)
     with _errors_of(checkpoint):
+        source, adapter = policy_source(config, run_folder, checkpoint)
         tokenizer = load_tokenizer(source)
         facts = check_model(source)
     split_stop(config.rollout.stop, tokenizer)  # raises where one cannot be found

@@ -124,6 +124,13 @@ def test_a_run_does_not_go_on_where_adapters_do_not_fit(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match=message):
             train(config_from_dict({**config, "model": {**config["model"], **change}}))
+    for name in ("base.json", "adapter_config.json", "adapter_model.safetensors"):
+        file = complete_checkpoints(tmp_path / "run")[-1] / "model" / name
+        content = file.read_bytes()
+        file.write_bytes(content[:20])
+        with pytest.raises(CheckpointError, match="delete this checkpoint folder"):
+            train(config_from_dict(config))
+        file.write_bytes(content)
     weights = load_file(model / "model.safetensors")
     save_file({name: tensor + 1 for name, tensor in weights.items()}, model / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"the weights of .* are others"):
