@@ -10,8 +10,8 @@ from tandem.data.examples import check_examples
 from tandem.data.prompts import Prompts, check_data
 from tandem.errors import RewardError, SeveralErrors, TandemError
 from tandem.evaluate import HeldOut, load_held_out
-from tandem.hybrid.engine_checks import check_engine
 from tandem.hybrid.critic_config import check_critic
+from tandem.hybrid.engine_checks import check_engine
 from tandem.hybrid.reference import check_reference
 from tandem.hybrid.several import check_devices, check_layouts
 from tandem.hybrid.start import check_lengths, resolve_here
