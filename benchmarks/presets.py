@@ -59,6 +59,7 @@ TRIED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "rloo_lr_3e-3": ("rloo", {"trainer.lr": 3e-3}),
     "weights_up_to_5": ("cispo", {"trainer.lr": 3e-4}),
     "k1_in_loss": ("notes", {"algorithm.kl_coef": 0.3, "algorithm.kl_estimator": "k1"}),
+    "k1_in_loss_1_update": ("grpo", {"algorithm.kl_coef": 0.3, "algorithm.kl_estimator": "k1"}),
     "k3_in_loss": ("notes", {"algorithm.kl_coef": 0.3, "algorithm.kl_estimator": "k3"}),  # the same with k3
 }
 
