@@ -106,7 +106,7 @@ def _devices(config: Config) -> str:
 def _critic(config: Config) -> dict[str, str]:
     """What is trained beside the policy."""
     critic = config.critic
-    if config.algorithm.advantage != "gae":
+    if not config.algorithm.has_critic:
         return {}
     clip = "no clip" if critic.clip_value is None else f"clip {critic.clip_value:g}"
     alone = f", alone for {_plural(critic.warmup_steps, 'step')}" if critic.warmup_steps else ""

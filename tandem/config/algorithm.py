@@ -120,3 +120,13 @@ class AlgorithmConfig(Section):
         None,
         description="Model folder or hub name of the reference. null = the policy as it was before the first step.",
     )
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether a second model says what reward is to be expected."""
+        return self.advantage == "gae"
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """Whether the KL divergence is a penalty in the rewards, which the advantages are made of."""
+        return self.kl_coef > 0 and self.kl_place == "reward"

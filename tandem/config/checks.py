@@ -55,11 +55,6 @@ def updates_per_step(config: Config) -> int:
     return config.trainer.update_epochs * -(-responses // mini_batch)
 
 
-def is_kl_in_reward(config: Config) -> bool:
-    """Whether the KL divergence is a penalty in the rewards, which the advantages are made of."""
-    return config.algorithm.kl_coef > 0 and config.algorithm.kl_place == "reward"
-
-
 def _model(config: Config) -> Iterator[Conflict]:
     model = config.model
     if model.path is not None and model.new is not None:
@@ -118,7 +113,7 @@ def _advantage(config: Config) -> Iterator[Conflict]:
         message = f"is resample, but with {key}={algorithm.advantage} groups of equal rewards teach something, too"
         remedy = f"set {idle_key}=keep, or {key} to one of {', '.join(_WITHIN_GROUPS)}"
         yield Conflict((idle_key, key), message, remedy)
-    if is_kl_in_reward(config) and algorithm.old_logprobs == "update":
+    if algorithm.kl_in_reward and algorithm.old_logprobs == "update":
         keys = ("algorithm.old_logprobs", "algorithm.kl_place", "algorithm.kl_coef")
         message = f"is update, but with {keys[1]}=reward they are needed before the update, for the advantages"
         yield Conflict(keys, message, f"set {keys[0]}=auto or recompute, or {keys[1]}=loss")
@@ -134,7 +129,7 @@ def _long_responses(config: Config) -> Iterator[Conflict]:
 
 def _critic(config: Config) -> Iterator[Conflict]:
     keys, steps = ("critic.warmup_steps", "run.steps"), config.run.steps
-    if config.algorithm.advantage == "gae" and steps is not None and config.critic.warmup_steps >= steps > 0:
+    if config.algorithm.has_critic and steps is not None and config.critic.warmup_steps >= steps > 0:
         message = f"is {config.critic.warmup_steps}, so within {keys[1]}={steps} the policy would never be updated"
         yield Conflict(keys, message, f"set it below {steps}, or more steps")
 

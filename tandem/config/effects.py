@@ -102,7 +102,7 @@ def _idle_of_algorithm(config: Config) -> Iterator[_Idle]:
     if algorithm.advantage not in ("gae", "reinforce_plus_plus"):
         keys, reason = ("algorithm.gamma",), f"{advantage}, which discounts nothing"
         yield _Idle(keys, by_advantage, reason, f"set {by_advantage}=gae or reinforce_plus_plus")
-    if algorithm.advantage != "gae":
+    if not algorithm.has_critic:
         keys = ("algorithm.lam", "critic.path", "critic.lr", "critic.warmup_steps", "critic.clip_value")
         yield _Idle(keys, by_advantage, f"{advantage}, which has no critic", f"set {by_advantage}=gae")
     if algorithm.loss != "ppo_clip":

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from tandem.config.algorithm import Correction
-from tandem.config.checks import contradictions, is_kl_in_reward, updates_per_step
+from tandem.config.checks import contradictions, updates_per_step
 from tandem.config.cluster import ClusterConfig
 from tandem.config.schema import Config
 from tandem.errors import ConfigError, Problem
@@ -124,7 +124,7 @@ def _old_logprobs(config: Config) -> OldLogprobs:
         return config.algorithm.old_logprobs
     if config.rollout.is_cut:
         return "recompute"
-    if updates_per_step(config) == 1 and not is_kl_in_reward(config):
+    if updates_per_step(config) == 1 and not config.algorithm.kl_in_reward:
         return "update"
     compared = config.algorithm.correction not in ("auto", "none")
     return "rollout" if _engine_is_exact(config) and not compared else "recompute"

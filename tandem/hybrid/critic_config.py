@@ -17,7 +17,7 @@ from tandem.model.value import check_value_class, check_value_model
 def critic_config(config: Config) -> CriticConfig | None:
     """The critic's section, a local path as the one folder that it is now; None where advantages need no critic."""
     critic = config.critic
-    if config.algorithm.advantage != "gae":
+    if not config.algorithm.has_critic:
         return None
     if critic.path is None or not Path(critic.path).expanduser().exists():
         return critic

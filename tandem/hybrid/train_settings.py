@@ -20,6 +20,7 @@ class TrainSettings:
     schedule: Schedule
     kl_in_reward: bool
     has_critic: bool
+    critic_warm_up: int  # updates of the critic before the first of the policy
     old_logprobs: Literal["update", "rollout", "recompute"]
     correction: Correction
     mask_truncated: bool
@@ -37,11 +38,7 @@ def train_settings(config: Config, *, total_steps: int | None, loss: Loss | Loss
     algorithm, trainer = config.algorithm, config.trainer
     assert algorithm.old_logprobs != "auto", "the config is not resolved"
     assert algorithm.correction != "auto"
-    kl_in_reward = algorithm.kl_place == "reward"
-    has_critic = algorithm.advantage == "gae"
-    num_updates = total_steps
-    if total_steps is not None and has_critic:
-        num_updates = total_steps - config.critic.warmup_steps
+    warm_up = config.critic.warmup_steps if algorithm.has_critic else 0
     configured = ClippedSurrogate(
         surrogate=algorithm.loss,
         clip_low=algorithm.clip_low,
@@ -49,7 +46,7 @@ def train_settings(config: Config, *, total_steps: int | None, loss: Loss | Loss
         clip_dual=algorithm.clip_dual,
         aggregation=algorithm.loss_aggregation,
         constant_length=config.rollout.max_response_length,
-        kl_coef=0.0 if kl_in_reward else algorithm.kl_coef,
+        kl_coef=0.0 if algorithm.kl_in_reward else algorithm.kl_coef,
         kl_estimator=algorithm.kl_estimator,
         entropy_coef=algorithm.entropy_coef,
     )
@@ -59,11 +56,12 @@ def train_settings(config: Config, *, total_steps: int | None, loss: Loss | Loss
             lr=trainer.lr,
             kind=trainer.lr_schedule,
             warmup_steps=trainer.warmup_steps,
-            total_steps=num_updates,
+            total_steps=None if total_steps is None else total_steps - warm_up,
             final=trainer.lr_final,
         ),
-        kl_in_reward=kl_in_reward and algorithm.kl_coef > 0,
-        has_critic=has_critic,
+        kl_in_reward=algorithm.kl_in_reward,
+        has_critic=algorithm.has_critic,
+        critic_warm_up=warm_up,
         old_logprobs=algorithm.old_logprobs,
         correction=Correction(algorithm.correction, *algorithm.correction_range),
         mask_truncated=algorithm.mask_truncated,
