@@ -90,7 +90,7 @@ class AlgorithmConfig(Section):
     kl_estimator: Literal["k1", "k2", "k3"] = Field(
         "k3",
         description="Estimate of the KL divergence per token, with d = ref_logprob - logprob: k1 = -d, k2 = d^2 / 2, "
-        "k3 = exp(d) - d - 1.",
+        "k3 = exp(d) - d - 1. In the loss k1 is no penalty on average: it is for kl_place=reward.",
     )
     kl_place: Literal["loss", "reward"] = Field(
         "loss",

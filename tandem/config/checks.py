@@ -22,7 +22,7 @@ _WITHOUT_GROUPS = "reinforce_plus_plus, remax and gae"
 def contradictions(config: Config) -> list[Conflict]:
     """All settings that contradict each other, or that no run can follow."""
     checks = [_model, _data, _sft, _engine, _old_logprobs, _correction, _reward, _workers, _offload, _evaluation]
-    checks += [_not_finite, _long_responses, _advantage, _critic]
+    checks += [_not_finite, _long_responses, _advantage, _idle_groups, _critic]
     if config.data.train is not None:  # else a loop of the user's own says how many responses a step has
         checks += [_rollout, _mini_batches]
     return [conflict for check in checks for conflict in check(config)]
@@ -108,15 +108,29 @@ def _rollout(config: Config) -> Iterator[Conflict]:
 
 def _advantage(config: Config) -> Iterator[Conflict]:
     algorithm = config.algorithm
-    key, idle_key = "algorithm.advantage", "algorithm.idle_groups"
-    if algorithm.idle_groups == "resample" and algorithm.advantage not in _WITHIN_GROUPS:
-        message = f"is resample, but with {key}={algorithm.advantage} groups of equal rewards teach something, too"
-        remedy = f"set {idle_key}=keep, or {key} to one of {', '.join(_WITHIN_GROUPS)}"
-        yield Conflict((idle_key, key), message, remedy)
     if algorithm.kl_in_reward and algorithm.old_logprobs == "update":
         keys = ("algorithm.old_logprobs", "algorithm.kl_place", "algorithm.kl_coef")
         message = f"is update, but with {keys[1]}=reward they are needed before the update, for the advantages"
         yield Conflict(keys, message, f"set {keys[0]}=auto or recompute, or {keys[1]}=loss")
+
+
+def _idle_groups(config: Config) -> Iterator[Conflict]:
+    algorithm = config.algorithm
+    key, by_advantage, by_kl = "algorithm.idle_groups", "algorithm.advantage", "algorithm.kl_place"
+    if algorithm.idle_groups == "keep":
+        return
+    teach = "groups of equal rewards teach something, too"
+    if algorithm.advantage not in _WITHIN_GROUPS:
+        message = f"is {algorithm.idle_groups}, but with {by_advantage}={algorithm.advantage} {teach}"
+        remedy = f"set {key}=keep, or {by_advantage} to one of {', '.join(_WITHIN_GROUPS)}"
+        yield Conflict((key, by_advantage), message, remedy)
+    if algorithm.kl_in_reward:
+        message = f"is {algorithm.idle_groups}, but with {by_kl}=reward {teach}: each response has its own KL penalty"
+        yield Conflict((key, by_kl, "algorithm.kl_coef"), message, f"set {key}=keep, or {by_kl}=loss")
+    if algorithm.idle_groups == "resample" and algorithm.max_resample == 1:
+        max_key = "algorithm.max_resample"
+        message = f"is 1, the batch that each step begins with: {key}=resample would draw nothing in its place"
+        yield Conflict((max_key, key), message, f"set it to 2 or more, or {key}=keep")
 
 
 def _long_responses(config: Config) -> Iterator[Conflict]:

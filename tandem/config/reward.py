@@ -15,7 +15,8 @@ class RewardConfig(Section):
     function: Text | NamedTexts | SomeTexts | None = Field(
         None,
         description=(
-            "file.py:name or the name of a built-in function; {data_source: function} for a function per source; "
+            "file.py:name, file.py:Class (made once per worker) or the name of a built-in function; "
+            "{data_source: function} for a function per source; "
             "a list for the weighted sum of several."
         ),
     )

@@ -120,7 +120,7 @@ CASES: dict[str, Case] = {
     "algorithm.gamma": Case({"algorithm.gamma": 0.5}, {"algorithm.advantage": "reinforce_plus_plus"}),
     "algorithm.lam": Case({"algorithm.lam": 0.5}, GAE),
     "algorithm.loss": Case({"algorithm.loss": "cispo"}, EPOCHS),
-    "algorithm.max_resample": Case({"algorithm.max_resample": 1}, RESAMPLE),
+    "algorithm.max_resample": Case({"algorithm.max_resample": 2}, RESAMPLE),
     "algorithm.preset": Case({"algorithm.preset": "dr_grpo"}),
     "algorithm.normalize_std": Case({"algorithm.normalize_std": "group"}),
     "algorithm.loss_aggregation": Case({"algorithm.loss_aggregation": "sequence_sum"}),

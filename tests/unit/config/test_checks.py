@@ -29,13 +29,37 @@ def test_fault_45_a_group_of_one_has_nothing_to_compare_with(advantage: str):
 
 
 @pytest.mark.parametrize("advantage", WITHOUT_GROUPS)
-def test_what_compares_with_something_else_needs_no_group_and_draws_none_again(advantage: str):
+@pytest.mark.parametrize("idle_groups", ["drop", "resample"])
+def test_what_compares_with_something_else_needs_no_group_and_puts_none_aside(advantage: str, idle_groups: str):
     load_config(None, [*ENOUGH, "rollout.n=1", f"algorithm.advantage={advantage}"])
-    assert messages("algorithm.idle_groups=resample", f"algorithm.advantage={advantage}") == [
-        f"algorithm.idle_groups: is resample, but with algorithm.advantage={advantage} groups of equal rewards teach "
-        "something, too -> set algorithm.idle_groups=keep, or algorithm.advantage to one of grpo, dr_grpo, rloo, "
+    assert messages(f"algorithm.idle_groups={idle_groups}", f"algorithm.advantage={advantage}") == [
+        f"algorithm.idle_groups: is {idle_groups}, but with algorithm.advantage={advantage} groups of equal rewards "
+        "teach something, too -> set algorithm.idle_groups=keep, or algorithm.advantage to one of grpo, dr_grpo, rloo, "
         "reinforce_plus_plus_baseline"
     ]
+
+
+@pytest.mark.parametrize("idle_groups", ["drop", "resample"])
+@pytest.mark.parametrize(
+    "penalty", [["algorithm.kl_coef=0.1", "algorithm.kl_place=reward"], ["algorithm.preset=rloo"]], ids=str
+)
+def test_equal_rewards_teach_something_where_each_has_its_own_penalty(idle_groups: str, penalty: list[str]):
+    (message,) = messages(f"algorithm.idle_groups={idle_groups}", *penalty)
+    assert message == (
+        f"algorithm.idle_groups: is {idle_groups}, but with algorithm.kl_place=reward groups of equal rewards teach "
+        "something, too: each response has its own KL penalty -> set algorithm.idle_groups=keep, or "
+        "algorithm.kl_place=loss"
+    )
+    for cure in ("algorithm.idle_groups=keep", "algorithm.kl_place=loss"):
+        load_config(None, [*ENOUGH, f"algorithm.idle_groups={idle_groups}", *penalty, cure])
+
+
+def test_the_first_batch_counts_among_those_drawn():
+    assert messages("algorithm.idle_groups=resample", "algorithm.max_resample=1") == [
+        "algorithm.max_resample: is 1, the batch that each step begins with: algorithm.idle_groups=resample would draw "
+        "nothing in its place -> set it to 2 or more, or algorithm.idle_groups=keep"
+    ]
+    load_config(None, [*ENOUGH, "algorithm.idle_groups=resample", "algorithm.max_resample=2"])
 
 
 def test_every_advantage_is_known_to_need_a_group_or_not():
