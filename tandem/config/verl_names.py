@@ -13,6 +13,10 @@ from tandem.config import verl_values as to
 from tandem.config.verl_values import ACTOR, CORRECTION, MODEL, ROLLOUT, Answer, Convert, Flat
 
 _ROOTS = ("actor_rollout_ref.", "critic.", "reward_model.", "custom_reward_function.", "global_profiler.", "ray_")
+_ROOTS += ("reward.reward_kwargs.", "reward.reward_manager.", "reward.reward_model.")
+# One thing under several names: verl's reward section has moved, and its recipes had names of their own.
+_REWARD_KWARGS = ("reward_model.reward_kwargs.", "reward.reward_kwargs.")
+_OVERLONG = ("reward_model.overlong_buffer.", *(f"{kwargs}overlong_buffer_cfg." for kwargs in _REWARD_KWARGS))
 _LATER = "this version has no such option: leave the key out"
 _OWN_ENGINE = "engines work in the workers: leave the key out"
 _BY_TOKENS = "see trainer.micro_batch_tokens, in tokens; auto fits it to the memory"
@@ -110,6 +114,7 @@ _TABLE: dict[str, Convert] = {
             "dppo_kl": "dppo",
             "dppo_tv": "dppo",
         },
+        loops=("clip_cov", "kl_cov"),
     ),
     f"{ACTOR}entropy_coeff": to.same("algorithm.entropy_coef"),
     f"{ACTOR}use_kl_loss": to.use_kl_loss,
@@ -161,7 +166,7 @@ _TABLE: dict[str, Convert] = {
     "algorithm.use_kl_in_reward": to.words("algorithm.kl_place", {True: "reward", False: "loss"}),
     "algorithm.kl_penalty": to.if_in_reward(to.words("algorithm.kl_estimator", _KL)),
     "algorithm.kl_ctrl.type": to.gone(
-        "algorithm.kl_coef is constant: leave the key out, or see examples/losses/adaptive_kl.py"
+        "algorithm.kl_coef is constant: leave the key out, or see examples/losses/adaptive_kl.py, for your own loop"
     ),
     "algorithm.kl_ctrl.kl_coef": to.if_in_reward(to.same("algorithm.kl_coef")),
     "algorithm.filter_groups.enable": to.words("algorithm.idle_groups", {True: "resample", False: "keep"}),
@@ -182,9 +187,13 @@ _TABLE: dict[str, Convert] = {
     "critic.ppo_epochs": to.gone(_AS_THE_POLICY),
     "critic.ppo_mini_batch_size": to.gone(_AS_THE_POLICY),
     # reward
-    "reward_model.overlong_buffer.enable": to.overlong_switch,
-    "reward_model.overlong_buffer.len": to.same("reward.overlong_buffer"),
-    "reward_model.overlong_buffer.penalty_factor": to.same("reward.overlong_penalty"),
+    **{f"{buffer}enable": to.overlong_switch for buffer in _OVERLONG},
+    **{f"{buffer}len": to.same("reward.overlong_buffer") for buffer in _OVERLONG},
+    **{f"{buffer}penalty_factor": to.same("reward.overlong_penalty") for buffer in _OVERLONG},
+    **{
+        f"{kwargs}max_resp_len": to.gone("rollout.max_response_length holds here, too: leave the key out")
+        for kwargs in _REWARD_KWARGS
+    },
     "custom_reward_function.path": to.reward_path,
     "custom_reward_function.name": to.gone(_NAME_IN_FUNCTION),
     "reward.custom_reward_function.path": to.reward_path,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,14 +30,19 @@ def same(ours: str, note: str = "") -> Convert:
     return lambda value, given: Answer({ours: value}, note)
 
 
-def words(ours: str, table: Mapping[Any, Any], *, examples: Mapping[str, str] | None = None) -> Convert:
-    """Words for words; `examples` are those that Tandem has as a file for the user to pass."""
+def words(
+    ours: str, table: Mapping[Any, Any], *, examples: Mapping[str, str] | None = None, loops: Collection[str] = ()
+) -> Convert:
+    """Words for words. `examples` are those that Tandem has as a file, `loops` those of them that need an own loop."""
 
     def convert(value: Any, given: Flat) -> Answer:
         if isinstance(value, str | bool) and value in table:
             return Answer({ours: table[value]})
         if isinstance(value, str) and examples and value in examples:
-            return Answer({}, f"see examples/losses/{examples[value]}.py: you pass the function to td.train")
+            use = (
+                "for a loop of your own, see docs/library.md" if value in loops else "you pass the function to td.train"
+            )
+            return Answer({}, f"see examples/losses/{examples[value]}.py: {use}")
         known = ", ".join(dict.fromkeys(str(word) for word in table.values()))
         return Answer({}, f"see {ours}, which takes {known}")
 

@@ -12,6 +12,11 @@ from tandem.errors import ConfigError
 ENOUGH = ("model.path=Qwen/Qwen3-0.6B", "data.train=train.parquet", "reward.function=exact_match")
 ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.model.", "actor_rollout_ref.rollout."
 CORRECTION = "algorithm.rollout_correction."
+OVERLONG_BUFFERS = (
+    "reward_model.overlong_buffer",
+    "reward_model.reward_kwargs.overlong_buffer_cfg",
+    "reward.reward_kwargs.overlong_buffer_cfg",
+)
 IN_REWARD = {"algorithm.use_kl_in_reward": True}
 
 
@@ -95,9 +100,15 @@ IN_REWARD = {"algorithm.use_kl_in_reward": True}
         ("algorithm.use_kl_in_reward", False, {"algorithm.kl_place": "loss"}),
         ("algorithm.filter_groups.enable", True, {"algorithm.idle_groups": "resample"}),
         ("algorithm.filter_groups.max_num_gen_batches", 10, {"algorithm.max_resample": 10}),
-        ("reward_model.overlong_buffer.enable", False, {"reward.overlong_buffer": 0}),
-        ("reward_model.overlong_buffer.len", 4096, {"reward.overlong_buffer": 4096}),
-        ("reward_model.overlong_buffer.penalty_factor", 1.0, {"reward.overlong_penalty": 1.0}),
+        *[
+            (f"{buffer}.{name}", value, settings)
+            for buffer in OVERLONG_BUFFERS
+            for name, value, settings in (
+                ("enable", False, {"reward.overlong_buffer": 0}),
+                ("len", 4096, {"reward.overlong_buffer": 4096}),
+                ("penalty_factor", 1.0, {"reward.overlong_penalty": 1.0}),
+            )
+        ],
         ("critic.model.path", "m", {"critic.path": "m"}),
         ("critic.optim.lr", 1e-5, {"critic.lr": 1e-5}),
         ("critic.cliprange_value", 0.5, {"critic.clip_value": 0.5}),
@@ -131,6 +142,8 @@ def test_a_key_of_verl_has_its_counterpart_and_value(key: str, value: Any, setti
         ("algorithm.kl_penalty", "mse", "without algorithm.use_kl_in_reward=true verl ignores it"),
         ("algorithm.kl_ctrl.type", "adaptive", "see examples/losses/adaptive_kl.py"),
         ("reward_model.overlong_buffer.enable", True, "on where reward.overlong_buffer is above 0"),
+        ("reward_model.reward_kwargs.max_resp_len", 20480, "rollout.max_response_length holds here, too"),
+        ("reward.reward_kwargs.overlong_buffer_cfg.log", True, "no counterpart"),
         ("critic.ppo_epochs", 2, "cut like the policy's"),
         ("critic.ulysses_sequence_parallel_size", 2, "no counterpart"),
         ("trainer.n_gpus_per_node", "all", "see cluster.num_workers, the GPUs of all nodes together"),
@@ -138,7 +151,9 @@ def test_a_key_of_verl_has_its_counterpart_and_value(key: str, value: Any, setti
         (f"{ACTOR}fsdp_config.fsdp_size", 0, "cluster.num_workers / fsdp_size"),
         ("actor_rollout_ref.ref.fsdp_config.param_offload", True, "trainer.offload holds for the reference, too"),
         ("trainer.balance_batch", True, "spread over the workers by their cost"),
-        (f"{ACTOR}policy_loss.loss_mode", "geo_mean", "see examples/losses/gmpo.py"),
+        (f"{ACTOR}policy_loss.loss_mode", "geo_mean", "see examples/losses/gmpo.py: you pass the function to td.train"),
+        (f"{ACTOR}policy_loss.loss_mode", "clip_cov", "see examples/losses/clip_cov.py: for a loop of your own"),
+        (f"{ACTOR}policy_loss.loss_mode", "kl_cov", "see examples/losses/kl_cov.py: for a loop of your own"),
         (f"{ACTOR}optim.lr", "${x.lr}", "no interpolation here: write trainer.lr with the value itself"),
         (f"{ACTOR}loss_agg_mode", "other", "see algorithm.loss_aggregation, which takes token_mean"),
     ],
