@@ -72,6 +72,14 @@ class Rollouts:
         """True where a response was cut off at the length limit."""
         return torch.tensor([reason == "length" for reason in self.finish_reasons], dtype=torch.bool)
 
+    def loss_mask(self, *, mask_truncated: bool) -> Bool[Tensor, "B L"]:
+        """Tokens that enter the loss: those of the response mask, without cut-off responses where `mask_truncated`.
+
+        Source:
+            DAPO (arXiv:2503.14476), 3.4, overlong filtering.
+        """
+        return self.response_mask & ~self.truncated[:, None] if mask_truncated else self.response_mask
+
     def prompt_of(self, row: int) -> Prompt:
         """The prompt that response `row` answers."""
         return self.prompts[int(self.group_ids[row])]
@@ -132,6 +140,17 @@ class Rewards:
     def num_invalid(self) -> int:
         """How many responses have no reward."""
         return int((~self.valid).sum())
+
+
+def with_contrast(
+    rewards: Float[Tensor, " B"], valid: Bool[Tensor, " B"], group_ids: Int[Tensor, " B"], num_groups: int
+) -> Bool[Tensor, " N"]:
+    """Of each of `num_groups` groups, whether two of its valid rewards differ: without that it shows no better way."""
+    rewards, group_ids = rewards[valid], group_ids[valid]
+    none = rewards.new_zeros(num_groups)
+    lowest = none.scatter_reduce(0, group_ids, rewards, "amin", include_self=False)
+    highest = none.scatter_reduce(0, group_ids, rewards, "amax", include_self=False)
+    return highest > lowest
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tandem.algorithm.overlong import overlong_penalty
-from tandem.batch import Drawn, Prompt, Response, Rewards, Rollouts
+from tandem.batch import Drawn, Prompt, Response, Rewards, Rollouts, with_contrast
 from tandem.config.algorithm import AlgorithmConfig
 from tandem.config.reward import RewardConfig
 from tandem.data.prompts import Prompts
@@ -67,7 +67,7 @@ def collect(
     if not resample and reward.overlong_buffer == 0:
         return rollouts, rewards
     drawn = Drawn(
-        *_assembled(engine, groups, options),
+        *((rollouts, rewards) if len(kept) == len(groups) else _assembled(engine, groups, options)),
         num_batches=len(batches),
         num_idle=len(groups) - max(len(active), len(kept)),
         num_surplus=max(0, len(active) - wanted),
@@ -87,13 +87,12 @@ class _Group:
 
     def has_contrast(self, mask_truncated: bool) -> bool:
         """Whether rewards differ, in float32 as advantages see them, among the responses that can be learnt from."""
-        values = [
-            score.value
-            for response, score in zip(self.responses, self.scores, strict=True)
-            if score.value is not None and response.tokens and not (mask_truncated and response.is_truncated)
+        rewards = as_rewards(self.scores)
+        in_loss = [
+            bool(response.tokens) and not (mask_truncated and response.is_truncated) for response in self.responses
         ]
-        rewards = torch.tensor(values, dtype=torch.float64).float()
-        return len(rewards[rewards.isfinite()].unique()) > 1
+        one_group = torch.zeros(len(in_loss), dtype=torch.int64)
+        return bool(with_contrast(rewards.values, rewards.valid & torch.tensor(in_loss), one_group, 1))
 
 
 def _draw(

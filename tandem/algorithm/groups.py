@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tandem.batch import with_contrast
+
 
 class Groups(NamedTuple):
     """Rewards by group, N groups. In float64, in which a mean of float32 rewards is exact to their own precision."""
@@ -34,10 +36,7 @@ class Groups(NamedTuple):
         precise = valid_rewards(rewards, valid)
         ids, index = torch.unique(group_ids, return_inverse=True)
         sizes = torch.zeros(len(ids), dtype=torch.int64, device=index.device).index_add(0, index, valid.long())
-        empty = precise.new_zeros(len(ids))
-        lowest = empty.scatter_reduce(0, index[valid], precise[valid], "amin", include_self=False)
-        highest = empty.scatter_reduce(0, index[valid], precise[valid], "amax", include_self=False)
-        return Groups(precise, valid, index, sizes, contrast=highest > lowest)
+        return Groups(precise, valid, index, sizes, with_contrast(precise, valid, index, len(ids)))
 
     def sum(self, values: Float[Tensor, " B"]) -> Float[Tensor, " N"]:
         """Sum of the values of each group."""

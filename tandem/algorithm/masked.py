@@ -76,17 +76,6 @@ def check_aggregation(aggregation: str, constant: int | None) -> None:
         )
 
 
-def loss_mask(
-    response_mask: Bool[Tensor, "B L"], truncated: Bool[Tensor, " B"], *, mask_truncated: bool
-) -> Bool[Tensor, "B L"]:
-    """Tokens that enter the loss: those of the response mask, without cut-off responses where `mask_truncated`.
-
-    Source:
-        DAPO (arXiv:2503.14476), 3.4, overlong filtering.
-    """
-    return response_mask & ~truncated[:, None] if mask_truncated else response_mask
-
-
 def masked_sum(
     values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], dim: int | None = None
 ) -> Float[Tensor, "..."]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tandem.algorithm.groups import valid_rewards
 from tandem.algorithm.kl import token_kl
-from tandem.algorithm.masked import loss_mask, masked_sum
+from tandem.algorithm.masked import masked_sum
 from tandem.algorithm.token_advantages import token_rewards
 from tandem.batch import Rewards, Rollouts
 from tandem.config.algorithm import AlgorithmConfig
@@ -43,7 +43,7 @@ class Signals(NamedTuple):
             ValueError: A valid reward is not finite; something that the config asks for is missing, has a wrong shape
                 or is not finite where it counts.
         """
-        mask = loss_mask(rollouts.response_mask, rollouts.truncated, mask_truncated=config.mask_truncated)
+        mask = rollouts.loss_mask(mask_truncated=config.mask_truncated)
         valid = rewards.valid & mask.any(dim=1)
         mask = mask & valid[:, None]
         penalty = torch.zeros(mask.shape, dtype=torch.float64)

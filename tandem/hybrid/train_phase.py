@@ -10,7 +10,6 @@ from torch import Tensor
 
 from tandem.algorithm.advantages import idle_groups
 from tandem.algorithm.losses import as_loss
-from tandem.algorithm.masked import loss_mask
 from tandem.algorithm.protocols import Loss, LossFunction
 from tandem.batch import CriticUpdate, Rollouts, UpdateResult
 from tandem.config.model import ModelConfig
@@ -104,7 +103,7 @@ class TrainPhase(PhaseHandle):
         """
         self._check_critic()
         _check_shapes(rollouts, returns=returns, values=values)
-        mask = loss_mask(rollouts.response_mask, rollouts.truncated, mask_truncated=self._settings.mask_truncated)
+        mask = rollouts.loss_mask(mask_truncated=self._settings.mask_truncated)
         mask = mask & ~returns.isnan()
         if not bool((returns.isfinite() & values.isfinite())[mask].all()):
             raise ValueError("some returns or values are not finite")
@@ -181,7 +180,7 @@ class TrainPhase(PhaseHandle):
         self, rollouts: Rollouts, advantages: Tensor, per_token: Float[Tensor, "B _"]
     ) -> Bool[Tensor, "B L"]:
         """Tokens in the loss, whose advantages must be finite."""
-        mask = loss_mask(rollouts.response_mask, rollouts.truncated, mask_truncated=self._settings.mask_truncated)
+        mask = rollouts.loss_mask(mask_truncated=self._settings.mask_truncated)
         if not bool(torch.where(mask, per_token, 0.0).isfinite().all()):
             raise ValueError("some advantages are not finite")
         if self._settings.drop_idle_groups:

@@ -215,7 +215,8 @@ class Run:
         drawn = rewards.drawn or Drawn(rollouts, rewards)
         metrics = self._measured.take()
         metrics["perf/tokens_per_s"] = num_tokens(drawn.rollouts) / max(metrics["timing_s/step"], 1e-9)
-        metrics = metrics | step_metrics(rollouts, rewards, update, evaluation, critic)
+        masked = self.config.algorithm.mask_truncated
+        metrics = metrics | step_metrics(rollouts, rewards, update, evaluation, critic, mask_truncated=masked)
         self._rollout_log.write(step, rollouts, rewards, advantages, update)
         self._write(step, metrics)
         self.console.step(step, self.total or step, metrics, evaluated=f"eval/{self.config.evaluation.metric}")

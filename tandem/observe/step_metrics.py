@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from tandem.batch import CriticUpdate, Drawn, Evaluation, Rewards, Rollouts, UpdateResult
+from tandem.batch import CriticUpdate, Drawn, Evaluation, Rewards, Rollouts, UpdateResult, with_contrast
 from tandem.observe.metrics import METRICS
 
 
@@ -17,6 +17,8 @@ def step_metrics(
     update: UpdateResult | None,
     evaluation: Evaluation | None = None,
     critic: CriticUpdate | None = None,
+    *,
+    mask_truncated: bool = False,
 ) -> dict[str, float]:
     """Rollout, reward, policy and evaluation metrics of one step. NaN where something was not measured.
 
@@ -28,11 +30,12 @@ def step_metrics(
             metric; a bare one, such as the loss function gives, becomes `policy/<name>`. None = there was none.
         evaluation: Held-out results, in the steps that evaluate.
         critic: What the critic's update did, where there is a critic.
+        mask_truncated: Responses that were cut off are not learnt from.
     """
     drawn = rewards.drawn or Drawn(rollouts, rewards)
     metrics = {
         **_reward_metrics(drawn.rollouts, drawn.rewards, mean_kept=rewards.mean),
-        **_rollout_metrics(drawn.rollouts, drawn.rewards),
+        **_rollout_metrics(drawn.rollouts, drawn.rewards, mask_truncated=mask_truncated),
         "rollout/batches": float(drawn.num_batches),
         "rollout/groups_resampled": float(drawn.num_idle),
         "rollout/groups_surplus": float(drawn.num_surplus),
@@ -57,14 +60,12 @@ def num_tokens(rollouts: Rollouts) -> int:
     return int(prompt_tokens) + int(rollouts.response_lengths.sum())
 
 
-def groups_without_contrast(rollouts: Rollouts, rewards: Rewards) -> int:
-    """How many groups have valid rewards that are all equal, or fewer than two of them."""
+def groups_without_contrast(rollouts: Rollouts, rewards: Rewards, *, mask_truncated: bool) -> int:
+    """How many groups have no two responses in the loss whose valid rewards differ."""
+    taking_part = rewards.valid.cpu() & rollouts.loss_mask(mask_truncated=mask_truncated).any(dim=1).cpu()
     num_groups = len(rollouts.prompts)
-    valid = rewards.valid.cpu()
-    groups, values = rollouts.group_ids.cpu()[valid], rewards.values.cpu().double()[valid]
-    low = torch.full((num_groups,), math.inf, dtype=torch.float64).scatter_reduce(0, groups, values, "amin")
-    high = torch.full((num_groups,), -math.inf, dtype=torch.float64).scatter_reduce(0, groups, values, "amax")
-    return int((high <= low).sum())  # a single reward is its own minimum; with none, -inf <= inf
+    contrast = with_contrast(rewards.values.cpu(), taking_part, rollouts.group_ids.cpu(), num_groups)
+    return num_groups - int(contrast.sum())
 
 
 def _reward_metrics(rollouts: Rollouts, rewards: Rewards, *, mean_kept: float) -> dict[str, float]:
@@ -85,11 +86,13 @@ def _reward_metrics(rollouts: Rollouts, rewards: Rewards, *, mean_kept: float) -
     return metrics
 
 
-def _rollout_metrics(rollouts: Rollouts, rewards: Rewards) -> dict[str, float]:
+def _rollout_metrics(rollouts: Rollouts, rewards: Rewards, *, mask_truncated: bool) -> dict[str, float]:
     lengths = rollouts.response_lengths.double()
     empty = len(rollouts) == 0
     return {
-        "rollout/groups_without_contrast": float(groups_without_contrast(rollouts, rewards)),
+        "rollout/groups_without_contrast": float(
+            groups_without_contrast(rollouts, rewards, mask_truncated=mask_truncated)
+        ),
         "rollout/response_length_mean": math.nan if empty else float(lengths.mean()),
         "rollout/response_length_max": math.nan if empty else float(lengths.max()),
         "rollout/truncated": math.nan if empty else float(rollouts.truncated.double().mean()),

@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 
 import tandem as td
-from tandem.collect import as_rewards, collect
+from tandem.algorithm.advantages import estimate_advantages
+from tandem.batch import Prompt, Response, Rollouts
+from tandem.collect import _Group, as_rewards, collect
+from tandem.config.algorithm import AlgorithmConfig
 from tandem.errors import RewardError
 from tandem.hybrid.phases import Unwatched
+from tandem.observe.step_metrics import groups_without_contrast
 from tandem.rewards.pool import RewardPool
 from tandem.rewards.sample import Sample, Score
 from tests.unit.hybrid.made import config_of, prompts_of, rollout, start_tiny
@@ -121,6 +125,35 @@ def test_score_hands_on_how_the_function_is_called(tmp_path: Path) -> None:
 
     rewards = td.score(lengths, rollouts, options={"factor": 2.0}, batched=True, workers=1)
     assert rewards.values.tolist() == [2.0 * len(text) for text in rollouts.texts]
+
+
+@pytest.mark.parametrize(
+    ("values", "lengths", "mask_truncated", "expected"),
+    [
+        ((1.0, 0.0, 0.0), (4, 1, 2), False, True),
+        ((1.0, 0.0, 0.0), (4, 1, 2), True, False),  # a response of four tokens is cut off
+        ((1.0, 0.0, 0.0), (0, 1, 2), False, False),
+        ((1.0, None, 1.0), (1, 1, 1), False, False),
+        ((1.0, 1e39, 1.0), (1, 1, 1), False, False),
+        ((1.0, 1.0 + 1e-9, 1.0), (1, 1, 1), False, False),
+        ((None, None, 0.0), (1, 1, 1), False, False),
+    ],
+    ids=["contrast", "cut off", "empty", "no reward", "beyond float32", "equal in float32", "one reward"],
+)
+def test_fault_04_06_a_group_has_contrast_where_the_metric_and_the_advantages_say_so(
+    values: tuple[float | None, ...], lengths: tuple[int, ...], mask_truncated: bool, expected: bool
+) -> None:
+    responses = [
+        Response(0, index, (5,) * length, (-1.0,) * length, "", "length" if length == 4 else "stop")
+        for index, length in enumerate(lengths)
+    ]
+    scores = [Score(value) for value in values]
+    prompt = Prompt((5,), "")
+    rollouts, rewards = Rollouts.from_responses([prompt], responses), as_rewards(scores)
+    algorithm = AlgorithmConfig(mask_truncated=mask_truncated)
+    assert _Group(prompt, responses, scores, None).has_contrast(mask_truncated) == expected
+    assert groups_without_contrast(rollouts, rewards, mask_truncated=mask_truncated) == (not expected)
+    assert bool(estimate_advantages(algorithm, rewards, rollouts).any()) == expected
 
 
 @pytest.mark.parametrize("value", [1e39, -1e39, 3.5e38])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tandem.algorithm.masked import AGGREGATIONS, loss_mask, masked_mean, masked_sum, token_weights
+from tandem.algorithm.masked import AGGREGATIONS, masked_mean, masked_sum, token_weights
 
 # Where the types of arguments are checked at run time, a wrong name is a TypeError before it is a ValueError.
 WRONG_NAME = (ValueError, TypeError)
@@ -58,14 +58,9 @@ def test_fault_07_token_mean_counts_tokens_not_responses():
 )
 def test_fault_06_truncated_responses_leave_the_denominator_too(aggregation, expected):
     response_mask = torch.tensor([[True, True, False], [True, True, True]])
-    mask = loss_mask(response_mask, torch.tensor([False, True]), mask_truncated=True)
+    mask = response_mask & torch.tensor([[True], [False]])
     losses = torch.tensor([[1.0, 1.0, 0.0], [9.0, 9.0, 9.0]])
     assert (token_weights(aggregation, mask, constant=4) * losses).sum().item() == pytest.approx(expected)
-
-
-def test_loss_mask_keeps_truncated_responses_unless_told_otherwise():
-    response_mask = torch.tensor([[True, False], [True, True]])
-    assert torch.equal(loss_mask(response_mask, torch.tensor([False, True]), mask_truncated=False), response_mask)
 
 
 def test_an_unknown_aggregation_names_the_known_ones():

@@ -75,7 +75,15 @@ def test_several_data_sources_have_their_own_means() -> None:
     ],
 )
 def test_groups_without_contrast(values: tuple[float | None, ...], expected: int) -> None:
-    assert groups_without_contrast(made_rollouts(), made_rewards(values)) == expected
+    assert groups_without_contrast(made_rollouts(), made_rewards(values), mask_truncated=False) == expected
+
+
+def test_fault_06_masked_and_empty_responses_make_no_contrast() -> None:
+    """A response of three tokens is cut off, here."""
+    cut, empty, rewards = made_rollouts(((3, 1, 2),), ("a",)), made_rollouts(((0, 1, 2),), ("a",)), (1.0, 0.0, 0.0)
+    for rollouts, mask_truncated, expected in ((cut, False, 0), (cut, True, 1), (empty, False, 1)):
+        metrics = step_metrics(rollouts, made_rewards(rewards), made_update(), mask_truncated=mask_truncated)
+        assert metrics["rollout/groups_without_contrast"] == expected
 
 
 def test_fault_19_all_responses_empty_or_invalid_is_logged() -> None:

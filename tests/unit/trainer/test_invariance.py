@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tandem.algorithm.losses import ClippedSurrogate
-from tandem.algorithm.masked import AGGREGATIONS, loss_mask
+from tandem.algorithm.masked import AGGREGATIONS
 from tandem.algorithm.protocols import Loss
 from tandem.batch import UpdateResult
 from tandem.trainer.packing import PackingOptions
@@ -131,7 +131,7 @@ def test_fault_06_truncated_responses_are_out_of_the_denominator(aggregation: st
     lengths = ((3, 6), (8, 4))
     rollouts = make_rollouts(prompt_lengths=(5, 4), response_lengths=lengths)
     assert rollouts.truncated.tolist() == [False, False, True, False]
-    mask = loss_mask(rollouts.response_mask, rollouts.truncated, mask_truncated=True)
+    mask = rollouts.loss_mask(mask_truncated=True)
     loss = ClippedSurrogate(aggregation=aggregation, constant_length=20)
     masked, result = gradient_of(make_batch(rollouts, mask=mask), loss, Way("shared_prefix"))
 
