@@ -25,20 +25,20 @@ from tandem.batch import Rewards, Rollouts
 from tandem.config.algorithm import AlgorithmConfig
 
 ADVANTAGES: Mapping[str, Callable[[AlgorithmConfig, Signals], Tensor]] = {
-    "grpo": lambda config, step: grpo_advantages(
-        step.rewards, step.group_ids, valid=step.valid, normalize_std=config.normalize_std
+    "grpo": lambda config, signals: grpo_advantages(
+        signals.rewards, signals.group_ids, valid=signals.valid, normalize_std=config.normalize_std
     ),
-    "dr_grpo": lambda _, step: grpo_advantages(step.rewards, step.group_ids, valid=step.valid),
-    "rloo": lambda _, step: rloo_advantages(step.rewards, step.group_ids, valid=step.valid),
-    "reinforce_plus_plus": lambda config, step: reinforce_plus_plus_advantages(
-        step.token_rewards, step.mask, gamma=config.gamma
+    "dr_grpo": lambda _, signals: grpo_advantages(signals.rewards, signals.group_ids, valid=signals.valid),
+    "rloo": lambda _, signals: rloo_advantages(signals.rewards, signals.group_ids, valid=signals.valid),
+    "reinforce_plus_plus": lambda config, signals: reinforce_plus_plus_advantages(
+        signals.token_rewards, signals.mask, gamma=config.gamma
     ),
-    "reinforce_plus_plus_baseline": lambda _, step: reinforce_plus_plus_baseline_advantages(
-        step.rewards, step.group_ids, step.mask, valid=step.valid
+    "reinforce_plus_plus_baseline": lambda _, signals: reinforce_plus_plus_baseline_advantages(
+        signals.rewards, signals.group_ids, signals.mask, valid=signals.valid
     ),
-    "remax": lambda _, step: remax_advantages(step.token_rewards, step.mask, step.baselines),
-    "gae": lambda config, step: gae_advantages(
-        step.token_rewards, step.values, step.mask, gamma=config.gamma, lam=config.lam
+    "remax": lambda _, signals: remax_advantages(signals.token_rewards, signals.mask, signals.baselines),
+    "gae": lambda config, signals: gae_advantages(
+        signals.token_rewards, signals.values, signals.mask, gamma=config.gamma, lam=config.lam
     ),
 }
 """`algorithm.advantage` -> what computes it."""
@@ -66,7 +66,7 @@ def estimate_advantages(
         rollouts: The responses.
         old_logprobs: Of the policy before the step; with `kl_place=reward`.
         ref_logprobs: Of the reference; likewise.
-        values: The critic's, of each token; with `advantage=gae`.
+        values: The critic's, of each token; with `advantage=gae`, and for `function` if there are any.
         function: Computes the advantages instead.
 
     Returns:
@@ -76,10 +76,10 @@ def estimate_advantages(
         ValueError: A valid reward is not finite; something that the config asks for is missing or does not fit;
             `function` returned no tensor, a wrong shape or something not finite.
     """
-    signals = Signals.of(config, rewards, rollouts, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, values=values)
+    signals = Signals(config, rewards, rollouts, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, values=values)
     if function is None:
         return ADVANTAGES[config.advantage](config, signals)
-    return _own_advantages(function, signals, rewards)
+    return _own_advantages(function, signals, rewards, None if values is None else signals.values)
 
 
 def estimate_returns(
@@ -90,15 +90,17 @@ def estimate_returns(
     ref_logprobs: Float[Tensor, "B L"] | None = None,
     values: Float[Tensor, "B L"] | None = None,
 ) -> Float[Tensor, "B L"]:
-    """What a critic learns in this step: the returns of `gae`. Arguments and errors as of `estimate_advantages`.
+    """What a critic learns in this step, whatever the advantage: the returns of `gae`, which needs `values`.
+
+    Arguments and errors as of `estimate_advantages`.
 
     Returns:
         Of each token; float32, no gradient, 0 outside of the response mask. NaN in a response that takes no part: what
         the critic should expect there is not known.
     """
-    step = Signals.of(config, rewards, rollouts, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, values=values)
-    advantages, _ = gae(step.token_rewards, step.values, step.mask, gamma=config.gamma, lam=config.lam)
-    returns = torch.where(step.mask, advantages + step.values, torch.nan)
+    signals = Signals(config, rewards, rollouts, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, values=values)
+    _, returns = gae(signals.token_rewards, signals.values, signals.mask, gamma=config.gamma, lam=config.lam)
+    returns = torch.where(signals.mask, returns, torch.nan)
     return torch.where(rollouts.response_mask, returns, 0.0).float()
 
 
@@ -113,7 +115,7 @@ def idle_groups(
 
 
 def _own_advantages(
-    function: AdvantageFunction, signals: Signals, rewards: Rewards
+    function: AdvantageFunction, signals: Signals, rewards: Rewards, values: Float[Tensor, "B L"] | None
 ) -> Float[Tensor, " B"] | Float[Tensor, "B L"]:
     """What the user's function returns, checked, and 0 where it must have no effect."""
     valid, mask = signals.valid, signals.mask
@@ -124,6 +126,8 @@ def _own_advantages(
         group_ids=signals.group_ids.clone(),
         response_mask=mask.clone(),
         components={name: component.clone() for name, component in rewards.components.items()},
+        baselines=None if rewards.baselines is None else rewards.baselines.clone(),
+        values=None if values is None else torch.where(mask, values, 0.0).float(),
     )
     if not isinstance(advantages, Tensor):
         raise ValueError(

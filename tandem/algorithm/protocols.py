@@ -31,6 +31,8 @@ class AdvantageFunction(Protocol):
         group_ids: Int[Tensor, " B"],
         response_mask: Bool[Tensor, "B L"],
         components: Mapping[str, Float[Tensor, " B"]],
+        baselines: Float[Tensor, " B"] | None,
+        values: Float[Tensor, "B L"] | None,
     ) -> Float[Tensor, " B"] | Float[Tensor, "B L"]:
         """Advantages per response [B] or per token [B, L], finite wherever `valid`. Larger is better.
 
@@ -41,6 +43,10 @@ class AdvantageFunction(Protocol):
             response_mask: True on the tokens of valid responses that enter the loss.
             components: What else the reward function returned: name -> one number for each response, NaN where a
                 response has none.
+            baselines: Reward of the greedy response to each one's prompt, NaN where that has none. None unless
+                `algorithm.advantage` is remax.
+            values: The critic's for the state in which each token was chosen, 0 outside of `response_mask`. None unless
+                `algorithm.advantage` is gae.
         """
         ...
 

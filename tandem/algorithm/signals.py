@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -16,19 +13,24 @@ from tandem.batch import Rewards, Rollouts
 from tandem.config.algorithm import AlgorithmConfig
 
 
-class Signals(NamedTuple):
-    """Rewards, and what they may be compared with. A response takes part if it has a reward and a token in the loss."""
+class Signals:
+    """Rewards, and what they may be compared with: matrices of tokens are made for those estimators that ask for them.
 
-    rewards: Float[Tensor, " B"]  # of responses, less the KL penalty of all their tokens; float64, 0 where not valid
-    token_rewards: Float[Tensor, "B L"]  # the same where they fall due
-    group_ids: Int[Tensor, " B"]
-    valid: Bool[Tensor, " B"]  # which responses take part
-    mask: Bool[Tensor, "B L"]  # their tokens in the loss
-    baselines: Float[Tensor, " B"]  # NaN where there is none
-    values: Float[Tensor, "B L"]  # 0 where there is no critic
+    A response takes part if it has a reward and a token in the loss.
 
-    @staticmethod
-    def of(
+    Args:
+        config: The section `algorithm`.
+        rewards, rollouts: Of one step.
+        old_logprobs, ref_logprobs: For a KL penalty in the reward.
+        values: The critic's, where there is one.
+
+    Raises:
+        ValueError: A valid reward is not finite; something that is asked for is missing, has a wrong shape or is not
+            finite where it counts.
+    """
+
+    def __init__(
+        self,
         config: AlgorithmConfig,
         rewards: Rewards,
         rollouts: Rollouts,
@@ -36,34 +38,51 @@ class Signals(NamedTuple):
         old_logprobs: Float[Tensor, "B L"] | None,
         ref_logprobs: Float[Tensor, "B L"] | None,
         values: Float[Tensor, "B L"] | None,
-    ) -> Signals:
-        """Those of one step, from what flows through the loop.
+    ) -> None:
+        in_loss = rollouts.loss_mask(mask_truncated=config.mask_truncated)
+        self.group_ids: Int[Tensor, " B"] = rollouts.group_ids
+        self.valid: Bool[Tensor, " B"] = rewards.valid & in_loss.any(dim=1)  # which responses take part
+        self.mask: Bool[Tensor, "B L"] = in_loss & self.valid[:, None]  # their tokens in the loss
+        self._outcomes = valid_rewards(rewards.values, self.valid)
+        self._penalty = _kl_penalty(config, self.mask, old_logprobs, ref_logprobs)
+        self._baselines = rewards.baselines
+        self._values = values
 
-        Raises:
-            ValueError: A valid reward is not finite; something that the config asks for is missing, has a wrong shape
-                or is not finite where it counts.
-        """
-        mask = rollouts.loss_mask(mask_truncated=config.mask_truncated)
-        valid = rewards.valid & mask.any(dim=1)
-        mask = mask & valid[:, None]
-        penalty = torch.zeros(mask.shape, dtype=torch.float64)
-        if config.kl_coef > 0 and config.kl_place == "reward":
-            reason = f"algorithm.kl_place=reward with algorithm.kl_coef={config.kl_coef:g}"
-            old_logprobs = _needed("old_logprobs", old_logprobs, mask, reason)
-            ref_logprobs = _needed("ref_logprobs", ref_logprobs, mask, reason)
-            penalty = config.kl_coef * token_kl(old_logprobs, ref_logprobs, config.kl_estimator)
-        outcomes = valid_rewards(rewards.values, valid)
-        return Signals(
-            rewards=outcomes - masked_sum(penalty, mask, dim=1),
-            token_rewards=token_rewards(outcomes, mask, penalty),
-            group_ids=rollouts.group_ids,
-            valid=valid,
-            mask=mask,
-            baselines=_baselines(config, rewards),
-            values=_needed("values", values, mask, "algorithm.advantage=gae")
-            if config.advantage == "gae"
-            else torch.zeros_like(penalty),
-        )
+    @property
+    def rewards(self) -> Float[Tensor, " B"]:
+        """Of responses, less the KL penalty of all their tokens. float64, 0 where not valid."""
+        return self._outcomes if self._penalty is None else self._outcomes - masked_sum(self._penalty, self.mask, dim=1)
+
+    @property
+    def token_rewards(self) -> Float[Tensor, "B L"]:
+        """The same where they fall due."""
+        return token_rewards(self._outcomes, self.mask, self._penalty)
+
+    @property
+    def values(self) -> Float[Tensor, "B L"]:
+        """The critic's, float64; what stands outside of the mask has no meaning."""
+        return _needed("values", self._values, self.mask, "gae")
+
+    @property
+    def baselines(self) -> Float[Tensor, " B"]:
+        """Rewards of greedy responses, NaN where there is none."""
+        if self._baselines is None:
+            raise ValueError(
+                "algorithm.advantage=remax needs `rewards.baselines`, the reward of the greedy response to each "
+                "prompt: `collect` has it where the config names this advantage"
+            )
+        return self._baselines
+
+
+def _kl_penalty(
+    config: AlgorithmConfig, mask: Bool[Tensor, "B L"], old_logprobs: Tensor | None, ref_logprobs: Tensor | None
+) -> Float[Tensor, "B L"] | None:
+    if not config.kl_in_reward:
+        return None
+    reason = f"algorithm.kl_place=reward with algorithm.kl_coef={config.kl_coef:g}"
+    old_logprobs = _needed("old_logprobs", old_logprobs, mask, reason)
+    ref_logprobs = _needed("ref_logprobs", ref_logprobs, mask, reason)
+    return config.kl_coef * token_kl(old_logprobs, ref_logprobs, config.kl_estimator)
 
 
 def _needed(name: str, given: Tensor | None, mask: Bool[Tensor, "B L"], reason: str) -> Float[Tensor, "B L"]:
@@ -77,14 +96,3 @@ def _needed(name: str, given: Tensor | None, mask: Bool[Tensor, "B L"], reason: 
     if bool((mask & ~given.isfinite()).any()):
         raise ValueError(f"{reason}: `{name}` are not finite on some tokens in the loss; the weights may have diverged")
     return given.detach().double()
-
-
-def _baselines(config: AlgorithmConfig, rewards: Rewards) -> Float[Tensor, " B"]:
-    if rewards.baselines is not None:
-        return rewards.baselines
-    if config.advantage == "remax":
-        raise ValueError(
-            "algorithm.advantage=remax needs `rewards.baselines`, the reward of the greedy response to each prompt: "
-            "`collect` has it where the config names this advantage"
-        )
-    return torch.full_like(rewards.values, torch.nan)

@@ -28,8 +28,9 @@ def token_rewards(
     Returns:
         float64, 0 outside of the mask.
     """
-    tokens_left = response_mask.flip(1).cumsum(1).flip(1)  # this one included
-    placed = torch.where(response_mask & (tokens_left == 1), rewards[:, None].double(), 0.0)
+    tokens_so_far = response_mask.cumsum(1, dtype=torch.int32)  # this one included
+    is_last = response_mask & (tokens_so_far == response_mask.sum(1, keepdim=True))
+    placed = torch.where(is_last, rewards[:, None].double(), 0.0)
     return placed if penalty is None else placed - torch.where(response_mask, penalty.double(), 0.0)
 
 
@@ -66,17 +67,26 @@ def gae(
         High-dimensional continuous control using generalized advantage estimation (arXiv:1506.02438), equation 16;
         PPO (arXiv:1707.06347), equations 11 and 12.
     """
-    rewards = torch.where(response_mask, rewards.detach().double(), 0.0)
     values = torch.where(response_mask, values.detach().double(), 0.0)
-    advantages = torch.zeros_like(rewards)
-    next_value = next_advantage = torch.zeros_like(rewards[:, 0])
-    for t in reversed(range(rewards.shape[1])):
-        own = response_mask[:, t]
-        delta = rewards[:, t] + gamma * next_value - values[:, t]
-        advantages[:, t] = torch.where(own, delta + gamma * lam * next_advantage, 0.0)
-        next_advantage = torch.where(own, advantages[:, t], next_advantage)
-        next_value = torch.where(own, values[:, t], next_value)
+    if gamma == lam == 1.0:  # the values in between cancel out
+        returns = torch.where(response_mask, _rewards_to_go(rewards, response_mask), 0.0)
+        return returns - values, returns
+    # Token by token from the last; transposed, since those of one t then lie side by side in memory.
+    mask, value = response_mask.t().contiguous(), values.t().contiguous()
+    advantage = torch.where(mask, rewards.detach().double().t(), 0.0).contiguous()  # for now the rewards
+    next_value = next_advantage = values.new_zeros(len(values))
+    for t in reversed(range(len(mask))):
+        delta = advantage[t] + gamma * next_value - value[t]
+        next_advantage = torch.where(mask[t], delta + gamma * lam * next_advantage, next_advantage)
+        next_value = torch.where(mask[t], value[t], next_value)
+        advantage[t] = next_advantage
+    advantages = torch.where(response_mask, advantage.t(), 0.0).contiguous()
     return advantages, advantages + values
+
+
+def _rewards_to_go(rewards: Float[Tensor, "B L"], response_mask: Bool[Tensor, "B L"]) -> Float[Tensor, "B L"]:
+    """r_t + r_{t+1} + ..., over the tokens of the mask."""
+    return torch.where(response_mask, rewards.detach().double(), 0.0).flip(1).cumsum(1).flip(1)
 
 
 def gae_advantages(
@@ -136,6 +146,7 @@ def remax_advantages(
     Source:
         ReMax (arXiv:2310.10505), algorithm 1.
     """
-    sums, _ = gae(rewards, torch.zeros_like(rewards), response_mask)
     known = response_mask & baselines.isfinite()[:, None]
-    return torch.where(known, sums - baselines.detach().double()[:, None], 0.0).float()
+    return torch.where(
+        known, _rewards_to_go(rewards, response_mask) - baselines.detach().double()[:, None], 0.0
+    ).float()

@@ -109,7 +109,7 @@ def test_what_the_config_asks_for_must_be_there():
         estimate_advantages(in_reward, REWARDS, ROLLOUTS)
     with pytest.raises(ValueError, match=r"needs `ref_logprobs`: pass trainer.ref_logprobs\(rollouts\)"):
         estimate_advantages(in_reward, REWARDS, ROLLOUTS, old_logprobs=LOGPROBS["old_logprobs"])
-    with pytest.raises(ValueError, match=r"algorithm.advantage=gae needs `values`: pass trainer.values\(rollouts\)"):
+    with pytest.raises(ValueError, match=r"gae needs `values`: pass trainer.values\(rollouts\)"):
         estimate_advantages(AlgorithmConfig(advantage="gae"), REWARDS, ROLLOUTS)
     with pytest.raises(ValueError, match=r"algorithm.advantage=remax needs `rewards.baselines`"):
         estimate_advantages(AlgorithmConfig(advantage="remax"), REWARDS, ROLLOUTS)
@@ -120,18 +120,40 @@ def test_values_that_are_not_finite_are_an_error_where_they_count():
     advantages = estimate_advantages(AlgorithmConfig(advantage="gae"), REWARDS, ROLLOUTS, values=values)
     assert torch.equal(advantages, gae_advantages(token_rewards(REWARDS.values, MASK), VALUES, MASK))
     values[2, 1] = NAN
-    with pytest.raises(ValueError, match=r"algorithm.advantage=gae: `values` are not finite on some tokens"):
+    with pytest.raises(ValueError, match=r"gae: `values` are not finite on some tokens"):
         estimate_advantages(AlgorithmConfig(advantage="gae"), REWARDS, ROLLOUTS, values=values)
 
 
-def test_the_returns_of_a_step_are_those_of_gae_and_unknown_where_there_is_no_reward():
-    config = AlgorithmConfig(advantage="gae", gamma=0.9, lam=0.8)
+@pytest.mark.parametrize("name", ["gae", "grpo"])
+def test_the_returns_of_a_step_are_those_of_gae_and_unknown_where_there_is_no_reward(name):
+    """Also beside another advantage: a critic of one's own learns from them."""
+    config = AlgorithmConfig(advantage=name, gamma=0.9, lam=0.8)
     returns = estimate_returns(config, REWARDS, ROLLOUTS, values=VALUES)
     _, expected = gae(token_rewards(REWARDS.values, MASK), VALUES, MASK, gamma=0.9, lam=0.8)
     assert torch.equal(returns[:3], expected[:3].float())
     assert returns[3].tolist() == pytest.approx([NAN, NAN, 0.0], nan_ok=True)
-    with pytest.raises(ValueError, match=r"needs `values`"):
+    with pytest.raises(ValueError, match=r"gae needs `values`"):
         estimate_returns(config, REWARDS, ROLLOUTS, values=None)
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_own_advantage_function_gets_values_and_baselines_where_there_are_any(name):
+    def own(*, rewards, baselines, values, response_mask, **_):
+        assert torch.equal(values, torch.where(response_mask, VALUES, 0.0))
+        return rewards[:, None] - baselines[:, None].nan_to_num() - values
+
+    config, rewards = AlgorithmConfig(advantage=name), replace(REWARDS, baselines=BASELINES)
+    spoilt = torch.where(MASK, VALUES, NAN)
+    advantages = estimate_advantages(config, rewards, ROLLOUTS, values=spoilt, function=own)
+    expected = REWARDS.values[:, None] - BASELINES[:, None] - VALUES
+    assert torch.equal(advantages, torch.where(MASK, expected, 0.0))
+
+    def alone(*, rewards, baselines, values, **_):
+        assert baselines is None
+        assert values is None
+        return rewards
+
+    assert estimate_advantages(config, REWARDS, ROLLOUTS, function=alone).tolist() == [1.0, 0.0, 4.0, 0.0]
 
 
 def test_own_advantage_function_gets_components_and_the_penalized_rewards():
@@ -200,16 +222,17 @@ def test_own_advantage_function_that_returns_no_tensor_is_named(result):
 
 
 def test_what_own_advantage_function_does_in_place_changes_no_rollouts():
-    rewards = replace(REWARDS, components={"format": torch.zeros(4)})
-    given = (rewards.values, rewards.valid, ROLLOUTS.group_ids, ROLLOUTS.response_mask, rewards.components["format"])
+    rewards = replace(REWARDS, components={"format": torch.zeros(4)}, baselines=BASELINES.nan_to_num())
+    of_responses = (rewards.values, rewards.valid, rewards.components["format"], rewards.baselines)
+    given = (*of_responses, ROLLOUTS.group_ids, ROLLOUTS.response_mask, VALUES)
     before = [tensor.clone() for tensor in given]
 
-    def own(*, rewards, valid, group_ids, response_mask, components):
-        for tensor in (rewards, valid, group_ids, response_mask, components["format"]):
+    def own(*, rewards, valid, group_ids, response_mask, components, baselines, values):
+        for tensor in (rewards, valid, group_ids, response_mask, components["format"], baselines, values):
             tensor.fill_(1)
         return rewards
 
-    estimate_advantages(AlgorithmConfig(), rewards, ROLLOUTS, function=own)
+    estimate_advantages(AlgorithmConfig(), rewards, ROLLOUTS, values=VALUES, function=own)
     assert all(map(torch.equal, given, before))
 
 
