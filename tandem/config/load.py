@@ -13,7 +13,7 @@ from tandem.config.conflict import Conflict
 from tandem.config.display import quote
 from tandem.config.document import Given, Place, read_file, read_value, write_text
 from tandem.config.effects import without_effect, without_overruled
-from tandem.config.presets import PRESETS
+from tandem.config.presets import preset_of
 from tandem.config.problems import unfit_value, unknown_keys
 from tandem.config.schema import SECTIONS, Config
 from tandem.config.section import Section
@@ -21,7 +21,7 @@ from tandem.errors import ConfigError, Problem
 
 
 def load_config(
-    path: Path | None, overrides: Sequence[str] = (), *, need_data: bool = True, need_reward: bool = True
+    path: str | Path | None, overrides: Sequence[str] = (), *, need_data: bool = True, need_reward: bool = True
 ) -> Config:
     """Read a run's config: the preset, on top of it the YAML file, on top of that the overrides.
 
@@ -34,7 +34,7 @@ def load_config(
     Raises:
         ConfigError: Everything that is wrong, at once, with file and line.
     """
-    given = Given() if path is None else read_file(path)
+    given = Given() if path is None else read_file(Path(path))
     for override in overrides:
         _apply_override(given, override)
     return _build(given, need_data=need_data, need_reward=need_reward)
@@ -144,11 +144,11 @@ def _choose_model(given: Given) -> None:
 
 
 def _apply_preset(given: Given) -> None:
-    algorithm = given.values.get("algorithm")
-    name = algorithm.get("preset") if isinstance(algorithm, dict) else None
-    if not isinstance(name, str) or name not in PRESETS:
+    preset = preset_of(given.values)
+    if preset is None:
         return
-    for key, value in PRESETS[name].settings.items():
+    name = given.values["algorithm"]["preset"]
+    for key, value in preset.settings.items():
         section, _, option = key.partition(".")
         if given.values.get(section) is None:
             given.values[section] = {}

@@ -26,6 +26,13 @@ class Preset:
         return {key: show(value) for key, value in self.settings.items()}
 
 
+def preset_of(values: Mapping[str, Any]) -> Preset | None:
+    """The one that nested plain values name; None where they name none that there is."""
+    algorithm = values.get("algorithm")
+    name = algorithm.get("preset") if isinstance(algorithm, Mapping) else None
+    return PRESETS.get(name) if isinstance(name, str) else None
+
+
 PRESETS: dict[str, Preset] = {
     "notes": Preset(
         "GRPO as the notes on verl teach it: 4 passes in mini-batches of 8 responses, shuffled one by one",

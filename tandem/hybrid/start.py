@@ -18,6 +18,7 @@ from tandem.checkpoint import CheckpointWriter, find_checkpoint
 from tandem.config.cluster import ClusterConfig
 from tandem.config.load import config_from_dict
 from tandem.config.model import ModelConfig
+from tandem.config.presets import preset_of
 from tandem.config.resolve import resolve_config
 from tandem.config.schema import Config
 from tandem.errors import CheckpointError, ConfigError, ModelError, Problem
@@ -60,7 +61,7 @@ def resolve_here(config: Config, *, name: str = "run") -> Config:
 def start(
     model: str | Path | None = None,
     *,
-    lr: float = 1e-6,
+    lr: float | None = None,
     num_workers: int = 1,
     seed: int = 0,
     config: dict[str, Any] | None = None,
@@ -69,7 +70,8 @@ def start(
 
     Args:
         model: Folder, hub name, run or checkpoint.
-        lr: Learning rate of AdamW, constant from the first step unless `config` says otherwise.
+        lr: Learning rate of AdamW, constant from the first step unless `config` or its preset says otherwise. None =
+            the preset's, or 1e-6.
         num_workers: How many. End them with `workers.close()`, or use them in a `with` block.
         seed: Of sampling noise and of mini-batches.
         config: Anything else, in the sections of the config: {"trainer": {"packing": "varlen"}}.
@@ -83,8 +85,12 @@ def start(
     sections.setdefault("run", {}).setdefault("seed", seed)
     if num_workers != 1:
         sections.setdefault("cluster", {}).setdefault("num_workers", num_workers)
-    sections.setdefault("trainer", {}).setdefault("lr", lr)
-    sections["trainer"].setdefault("warmup_steps", 0)
+    trainer_section = sections.setdefault("trainer", {})
+    if lr is not None:
+        trainer_section.setdefault("lr", lr)
+    preset = preset_of(sections)
+    if preset is None or "trainer.warmup_steps" not in preset.settings:
+        trainer_section.setdefault("warmup_steps", 0)
     loaded = resolve_here(config_from_dict(sections, need_data=False, need_reward=False))
     check_devices(loaded)
     check_layouts(loaded)

@@ -22,7 +22,9 @@ def problems_of(text: str, *overrides: str, folder: Path) -> list[str]:
 def test_the_file_is_above_the_defaults_and_the_command_line_above_the_file(tmp_path: Path):
     path = tmp_path / "run.yaml"
     path.write_text("rollout:\n  n: 4\n  top_k:\ntrainer:\n  lr: 1e-5\nevaluation:\n")
-    config = load_config(path, [*ENOUGH, "rollout.n=2", "rollout.n=16", "trainer.betas=[0.9, 0.95]"])
+    overrides = [*ENOUGH, "rollout.n=2", "rollout.n=16", "trainer.betas=[0.9, 0.95]"]
+    config = load_config(path, overrides)
+    assert config == load_config(str(path), overrides)
     assert config.rollout.n == 16
     assert config.trainer.lr == 1e-5
     assert config.trainer.betas == (0.9, 0.95)

@@ -52,6 +52,25 @@ def test_lengths_at_which_longrope_changes_all_positions_are_refused(tmp_path: P
         check_lengths(config_of(**lengths), facts)
 
 
+@pytest.mark.parametrize(
+    ("preset", "lr", "warmup_steps"),
+    [(None, 1e-6, 0), ("reinforce_pp", 5e-7, 0), ("rloo", 1e-6, 18), ("ppo", 1e-6, 50)],
+)
+def test_a_preset_decides_what_start_was_not_told(
+    tmp_path: Path, preset: str | None, lr: float, warmup_steps: int
+) -> None:
+    folder = tiny_model_folder(tmp_path / "model")
+
+    def first_lr(lr: float | None, trainer: dict[str, Any] | None = None) -> float:
+        config = {"algorithm": {"preset": preset}, "trainer": trainer or {}, "cluster": {"threads": 1}}
+        with td.start(folder, lr=lr, config=config) as workers:
+            return workers._train.schedule.at(1)
+
+    assert first_lr(None) == pytest.approx(lr / max(1, warmup_steps))
+    assert first_lr(0.1) == pytest.approx(0.1 / max(1, warmup_steps))
+    assert first_lr(0.1, {"lr": 0.2, "warmup_steps": 2}) == pytest.approx(0.1)
+
+
 def start_with(tmp_path: Path, section: str, **options: Any) -> td.Workers:
     return start_tiny(tmp_path / "model", config={section: options})
 
