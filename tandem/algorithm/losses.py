@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -59,8 +60,9 @@ class ClippedSurrogate:
             raise ValueError(f"clip_dual must be more than 1, got {self.clip_dual!r}; None switches it off")
         if self.clip_dual is not None and self.surrogate != "ppo_clip":
             raise ValueError(f"clip_dual is for the surrogate ppo_clip, not for {self.surrogate}: leave it at None")
-        if not self.kl_coef >= 0.0:
-            raise ValueError(f"kl_coef must be at least 0, got {self.kl_coef!r}")
+        for name, coef in (("kl_coef", self.kl_coef), ("entropy_coef", self.entropy_coef)):
+            if not 0.0 <= coef < math.inf:
+                raise ValueError(f"{name} must be finite and at least 0, got {coef!r}")
         check_estimator(self.kl_estimator)
         check_aggregation(self.aggregation, self.constant_length)
 
@@ -72,7 +74,7 @@ class ClippedSurrogate:
     @property
     def needs_entropy(self) -> bool:
         """Whether the loss has an entropy term."""
-        return self.entropy_coef != 0.0
+        return self.entropy_coef > 0.0
 
     @property
     def idle_without_advantage(self) -> bool:

@@ -152,7 +152,11 @@ def test_a_term_without_its_input_is_an_error():
         ({"clip_dual": 3.0, "surrogate": "gspo"}, "clip_dual is for the surrogate ppo_clip, not for gspo"),
         ({"clip_dual": 3.0, "surrogate": "cispo"}, "clip_dual is for the surrogate ppo_clip, not for cispo"),
         ({"surrogate": "ppo"}, "ppo_clip.*gspo.*cispo"),
-        ({"kl_coef": -1.0}, "kl_coef must be at least 0"),
+        *[
+            ({name: value}, f"{name} must be finite and at least 0, got {value}")
+            for name in ("kl_coef", "entropy_coef")
+            for value in (-1.0, float("nan"), float("inf"))
+        ],
         ({"kl_estimator": "k4"}, "k1.*k2.*k3"),
         ({"aggregation": "mean"}, "token_mean.*sequence_mean"),
         ({"aggregation": "constant"}, "needs a positive number of tokens"),
