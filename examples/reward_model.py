@@ -61,7 +61,6 @@ class RewardModel:
             )
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
-        self.model.config.pad_token_id = self.tokenizer.pad_token_id  # what tells it where a text ends
         self.model.to(device).eval()
         self.batch_size = batch_size
         self.suffix = suffix
@@ -81,8 +80,14 @@ class RewardModel:
     def _scores(self, texts: list[str]) -> list[float]:
         has_bos = self.tokenizer.bos_token is not None and texts[0].startswith(self.tokenizer.bos_token)
         tokens = self.tokenizer(texts, add_special_tokens=not has_bos, padding=True, return_tensors="pt")
+        ids, is_text = tokens["input_ids"], tokens["attention_mask"].bool()
+        # The model takes the last token that is no padding for the end of a text. Many tokenizers pad with the token
+        # that texts end with, so the padding here is one that none of them has.
+        used = set(ids[is_text].tolist())
+        padding = next(token for token in range(len(self.tokenizer)) if token not in used)
+        self.model.config.get_text_config().pad_token_id = padding
         logits = self.model(
-            input_ids=tokens["input_ids"].to(self.model.device),
+            input_ids=ids.masked_fill(~is_text, padding).to(self.model.device),
             attention_mask=tokens["attention_mask"].to(self.model.device),
         ).logits
         return logits[:, 0].float().tolist()

@@ -56,6 +56,24 @@ def test_each_response_gets_the_score_that_the_model_gives_it_alone(model: Path)
     assert len({round(score.value or 0.0, 3) for score in scores}) == 5
 
 
+def test_fault_16_a_text_is_read_to_its_end_also_where_that_is_the_padding_token(model: Path, tmp_path: Path) -> None:
+    """Tokenizers without a padding token take that which ends a text; it is part of `suffix`."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.pad_token = None
+    own = tmp_path / "model"
+    AutoModelForSequenceClassification.from_pretrained(model).save_pretrained(own)
+    tokenizer.save_pretrained(own)
+    texts = [("07+45=", "052"), ("1+1=", "2"), ("12345+", "="), ("0", tokenizer.eos_token)]
+    judge = MEMBERS["RewardModel"](str(own), threads=torch.get_num_threads(), suffix=tokenizer.eos_token)
+    scores = judge([prompt for prompt, _ in texts], [response for _, response in texts])
+    classifier = AutoModelForSequenceClassification.from_pretrained(own).eval()
+    for (prompt, response), score in zip(texts, scores, strict=True):
+        tokens = torch.tensor([tokenizer.encode(prompt + response + tokenizer.eos_token)])
+        classifier.config.pad_token_id = None  # one text, without padding: its last token is the last one
+        with torch.no_grad():
+            assert score == pytest.approx(float(classifier(tokens).logits[0, 0]), abs=1e-5)
+
+
 def test_what_is_no_reward_model_is_told_before_anything_starts(model: Path, tmp_path: Path) -> None:
     with pytest.raises(RewardError, match=r"there is no reward model '.*nowhere': give the folder of one"):
         start_rewards(config_of(tmp_path / "nowhere"))
