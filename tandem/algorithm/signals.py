@@ -85,10 +85,18 @@ def _kl_penalty(
     return config.kl_coef * token_kl(old_logprobs, ref_logprobs, config.kl_estimator)
 
 
+_REMEDIES = {
+    "old_logprobs": "pass trainer.old_logprobs(rollouts), or where that is None rollouts.rollout_logprobs; td.start with "
+    "algorithm.old_logprobs=recompute has the trainer compute them",
+    "ref_logprobs": "pass trainer.ref_logprobs(rollouts)",
+    "values": "pass trainer.values(rollouts)",
+}
+
+
 def _needed(name: str, given: Tensor | None, mask: Bool[Tensor, "B L"], reason: str) -> Float[Tensor, "B L"]:
     """`given` in float64 and without gradient; ValueError unless it is there, fits and is finite in the mask."""
     if given is None:
-        raise ValueError(f"{reason} needs `{name}`: pass trainer.{name}(rollouts)")
+        raise ValueError(f"{reason} needs `{name}`: {_REMEDIES[name]}")
     if given.shape != mask.shape:
         raise ValueError(
             f"`{name}` must have shape {tuple(mask.shape)}, one entry for each token, not {tuple(given.shape)}"

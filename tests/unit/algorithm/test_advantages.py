@@ -103,10 +103,11 @@ def test_the_kl_penalty_comes_out_of_the_rewards(name, estimator):
 
 def test_what_the_config_asks_for_must_be_there():
     in_reward = AlgorithmConfig(kl_place="reward", kl_coef=0.1)
-    with pytest.raises(
-        ValueError, match=r"kl_place=reward with algorithm.kl_coef=0.1 needs `old_logprobs`: pass train"
-    ):
+    with pytest.raises(ValueError, match=r"kl_place=reward with algorithm.kl_coef=0.1 needs `old_logprobs`") as caught:
         estimate_advantages(in_reward, REWARDS, ROLLOUTS)
+    # By default `trainer.old_logprobs` is None: what helps then is said, too.
+    assert "rollouts.rollout_logprobs" in str(caught.value)
+    assert "algorithm.old_logprobs=recompute" in str(caught.value)
     with pytest.raises(ValueError, match=r"needs `ref_logprobs`: pass trainer.ref_logprobs\(rollouts\)"):
         estimate_advantages(in_reward, REWARDS, ROLLOUTS, old_logprobs=LOGPROBS["old_logprobs"])
     with pytest.raises(ValueError, match=r"gae needs `values`: pass trainer.values\(rollouts\)"):
