@@ -10,7 +10,7 @@ from tandem.data.examples import check_examples
 from tandem.data.prompts import Prompts, check_data
 from tandem.errors import RewardError, SeveralErrors, TandemError
 from tandem.evaluate import HeldOut, load_held_out
-from tandem.hybrid.critic_config import check_critic
+from tandem.hybrid.critic_config import check_critic, check_critic_warmup
 from tandem.hybrid.engine_checks import check_engine
 from tandem.hybrid.reference import check_reference
 from tandem.hybrid.several import check_devices, check_layouts
@@ -48,7 +48,9 @@ def prepare(config: Config, reward: Callable[..., object] | None = None) -> Plan
         prompts = Prompts.from_config(config.data, tokenizer, seed=seed)
         held_out = load_held_out(config.evaluation, config.data, tokenizer, seed=seed)
         _check_sources(config.reward.function, prompts, held_out)
-    return Plan(config, prompts, held_out, config.run.steps or prompts.steps_for(config.data.epochs))
+        num_steps = config.run.steps or prompts.steps_for(config.data.epochs)
+        check_critic_warmup(config, num_steps)
+    return Plan(config, prompts, held_out, num_steps)
 
 
 def _check(config: Config, reward: Callable[..., object] | None) -> None:

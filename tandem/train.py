@@ -36,7 +36,7 @@ def train(
     Args:
         config: From `load_config` or `config_from_dict`.
         reward: Scores a response, instead of `reward.function`.
-        advantage: Computes advantages, instead of GRPO's.
+        advantage: Computes advantages, instead of what `algorithm.advantage` names.
         loss: Computes the loss, instead of the clipped surrogate that `algorithm` describes.
         stop: Set it from elsewhere to end the run after the step under way, with a checkpoint.
 
@@ -87,7 +87,7 @@ def _train(
                 advantages = estimate_advantages(config.algorithm, *scored, function=advantage)
                 # 5. Update: ascend the clipped objective, mini-batch by mini-batch (PPO: after the critic's warm-up).
                 update = critic = None
-                if step > config.critic.warmup_steps:
+                if trainer.critic_is_warm:
                     update = trainer.update(rollouts, advantages, old_logprobs, ref_logprobs)
                 if values is not None:
                     critic = trainer.update_critic(rollouts, estimate_returns(config.algorithm, *scored), values)

@@ -33,26 +33,32 @@ class Change:
 
 @dataclass(frozen=True)
 class Difference:
-    """The changes between two configs: `free` ones may always be made, `guarded` ones need run.allow_changes."""
+    """The changes between two configs.
+
+    `free` ones may always be made, `guarded` ones need run.allow_changes, `late` ones would have no effect any more.
+    """
 
     free: tuple[Change, ...]
     guarded: tuple[Change, ...]
+    late: tuple[Change, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.free or self.guarded)
+        return bool(self.free or self.guarded or self.late)
 
 
 def difference(old: Config, new: Config) -> Difference:
     """Compare two resolved configs by the rule for resuming: where a run is kept, how long it goes on, what is saved,
     evaluated and tracked, and on which devices in which layout, may change freely, although numbers may differ in their
-    last bits then; what the policy learns from may not."""
+    last bits then; what the policy learns from may not. Of a critic that has begun, it is late to say from what."""
     changes = [
         Change(key, before, after)
         for key in leaf_keys()
         if (before := value_of(old, key)) != (after := value_of(new, key))
     ]
+    late_keys = ("critic.path",) if old.algorithm.has_critic and new.algorithm.has_critic else ()
+    late = tuple(change for change in changes if change.key in late_keys)
     free = tuple(change for change in changes if _is_free(change.key))
-    return Difference(free=free, guarded=tuple(change for change in changes if not _is_free(change.key)))
+    return Difference(free, tuple(change for change in changes if change not in (*late, *free)), late)
 
 
 def _is_free(key: str) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from tandem.checkpoint import find_checkpoint
 from tandem.config.critic import CriticConfig
 from tandem.config.schema import Config
+from tandem.errors import ConfigError, Problem
 from tandem.model.build import new_config
 from tandem.model.hf import read_config
 from tandem.model.source import resolve_model_path
@@ -30,13 +31,14 @@ def check_critic(config: Config, *, of_run: bool = True) -> None:
 
     Args:
         config: Resolved.
-        of_run: It is that of a whole run: its limits of lengths hold, and one that goes on has a critic already.
+        of_run: It is that of a whole run: its limits of lengths hold, and one that goes on may have a critic already.
 
     Raises:
         ModelError: With everything that speaks against it.
     """
     critic, model, folder = critic_config(config), config.model, config.run.folder
-    if critic is None or (of_run and folder is not None and find_checkpoint(Path(folder)) is not None):
+    checkpoint = find_checkpoint(Path(folder)) if of_run and folder is not None else None
+    if critic is None or (checkpoint is not None and (checkpoint / "critic").exists()):
         return
     tokenizer = load_tokenizer(model)
     if critic.path is None:
@@ -47,3 +49,11 @@ def check_critic(config: Config, *, of_run: bool = True) -> None:
         tokenizer,
         max_sequence=config.data.max_prompt_length + config.rollout.max_response_length if of_run else None,
     )
+
+
+def check_critic_warmup(config: Config, num_steps: int) -> None:
+    """Raise ConfigError where a run of so many steps ends before its first update of the policy."""
+    warmup = config.critic.warmup_steps
+    if config.algorithm.has_critic and warmup >= num_steps:
+        message = f"is {warmup}, so within the {num_steps} steps of this run the policy would never be updated"
+        raise ConfigError([Problem("critic.warmup_steps", message, f"set it below {num_steps}, or give run.steps")])

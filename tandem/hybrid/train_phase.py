@@ -33,6 +33,7 @@ class TrainPhase(PhaseHandle):
         *,
         policy_version: int,
         num_updates: int,
+        num_critic_updates: int,
         watch: Watch,
     ) -> None:
         super().__init__("train")
@@ -42,11 +43,17 @@ class TrainPhase(PhaseHandle):
         self._timing = watch.timing
         self.policy_version = policy_version
         self.num_updates = num_updates
+        self.num_critic_updates = num_critic_updates
 
     @property
     def has_critic(self) -> bool:
         """Whether there is one: with `algorithm.advantage=gae`."""
         return self._settings.has_critic
+
+    @property
+    def critic_is_warm(self) -> bool:
+        """Whether the critic has learnt alone for `critic.warmup_steps`; true where there is none."""
+        return self.num_critic_updates >= self._settings.critic_warmup
 
     @property
     def needs_reference(self) -> bool:
@@ -107,6 +114,7 @@ class TrainPhase(PhaseHandle):
         mask = mask & ~returns.isnan()
         if not bool((returns.isfinite() & values.isfinite())[mask].all()):
             raise ValueError("some returns or values are not finite")
+        self.num_critic_updates += 1
         with self._timing("update_critic"):
             return self._group.call(Worker.update_critic, CriticBatch(rollouts, returns, values, mask))
 

@@ -20,7 +20,7 @@ class TrainSettings:
     schedule: Schedule
     kl_in_reward: bool
     has_critic: bool
-    critic_warm_up: int  # updates of the critic before the first of the policy
+    critic_warmup: int  # steps in which only the critic learns; 0 where there is none
     old_logprobs: Literal["update", "rollout", "recompute"]
     correction: Correction
     mask_truncated: bool
@@ -38,7 +38,7 @@ def train_settings(config: Config, *, total_steps: int | None, loss: Loss | Loss
     algorithm, trainer = config.algorithm, config.trainer
     assert algorithm.old_logprobs != "auto", "the config is not resolved"
     assert algorithm.correction != "auto"
-    warm_up = config.critic.warmup_steps if algorithm.has_critic else 0
+    critic_warmup = config.critic.warmup_steps if algorithm.has_critic else 0
     configured = ClippedSurrogate(
         surrogate=algorithm.loss,
         clip_low=algorithm.clip_low,
@@ -56,12 +56,12 @@ def train_settings(config: Config, *, total_steps: int | None, loss: Loss | Loss
             lr=trainer.lr,
             kind=trainer.lr_schedule,
             warmup_steps=trainer.warmup_steps,
-            total_steps=None if total_steps is None else total_steps - warm_up,
+            total_steps=None if total_steps is None else total_steps - critic_warmup,
             final=trainer.lr_final,
         ),
         kl_in_reward=algorithm.kl_in_reward,
         has_critic=algorithm.has_critic,
-        critic_warm_up=warm_up,
+        critic_warmup=critic_warmup,
         old_logprobs=algorithm.old_logprobs,
         correction=Correction(algorithm.correction, *algorithm.correction_range),
         mask_truncated=algorithm.mask_truncated,

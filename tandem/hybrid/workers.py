@@ -80,6 +80,7 @@ class Workers:
         self._checkpoint = checkpoint
         self._phases = PhaseMachine()
         self._num_updates = 0  # calls of TrainPhase.update: the schedule's step
+        self._num_critic_updates = 0  # calls of TrainPhase.update_critic: those of its warm-up, first
 
     @contextmanager
     def rollout_phase(self, *, timed_as: str = "rollout") -> Generator[RolloutPhase]:
@@ -125,6 +126,7 @@ class Workers:
                 self._reference,
                 policy_version=self.policy_version,
                 num_updates=self._num_updates,
+                num_critic_updates=self._num_critic_updates,
                 watch=self.watch,
             )
             try:
@@ -133,6 +135,7 @@ class Workers:
                 phase.close()
                 self.policy_version = phase.policy_version
                 self._num_updates = phase.num_updates
+                self._num_critic_updates = phase.num_critic_updates
                 self._record(self._group.call_each(Worker.leave_train))
 
     def _record(self, peaks: Sequence[Peaks]) -> None:
@@ -252,6 +255,7 @@ class Workers:
         self._group.call(Worker.load_optimizer, self._checkpoint, state["worker"])
         self.policy_version = state["policy_version"]
         self._num_updates = state["num_updates"]
+        self._num_critic_updates = state["worker"].get("critic", {}).get("num_updates", 0)
         for name, part in parts.items():
             part.load_state_dict(state["parts"][name], allow_changes=allow_changes)
         assert self._writer is not None

@@ -72,6 +72,12 @@ class RunFolder:
     def _claim(self, config: Config) -> Difference | None:
         """Write `config.yaml`, unless the folder holds something that this config may not go on with."""
         changed = self._changed(config)
+        if changed is not None and changed.late:
+            lines = "\n".join(f"  {change}" for change in changed.late)
+            raise CheckpointError(
+                f"the run in {self.path} goes on with the critic that it has, so this would have no effect:\n{lines}",
+                remedy="set it as it was, or take another run.folder",
+            )
         if changed is not None and changed.guarded and not config.run.allow_changes:
             lines = "\n".join(f"  {change}" for change in changed.guarded)
             raise CheckpointError(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tandem as td
-from tandem.errors import ModelError
+from tandem.errors import CheckpointError, ConfigError, ModelError
 from tests.loop.small_run import differences, metrics_of, run_command, small_config, start_command, traces_of
 from tests.loop.small_run import write_config as written
+from tests.loop.test_going_on import run_to
 from tests.loop.test_resume import kill_when, num_lines
 
 WARM_UP, STEPS = 3, 16
@@ -67,3 +69,42 @@ def test_a_critic_that_is_nowhere_is_told_before_anything_begins(tmp_path: Path)
     with pytest.raises(ModelError, match=r"critic\.path: .* does not exist"):
         td.train(config)
     assert not (tmp_path / "run").exists()
+
+
+def going_on(**critic: Any) -> Mapping[str, Mapping[str, Any]]:
+    """A run of another kind goes on with a critic."""
+    return {"run": {"allow_changes": True}, "algorithm": {"advantage": "gae"}, "critic": {"lr": 1e-2, **critic}}
+
+
+def test_a_critic_that_comes_later_learns_alone_first(tmp_path: Path) -> None:
+    run = run_to(tmp_path, 2)
+    run_to(tmp_path, 3, going_on(warmup_steps=2))
+    run_to(tmp_path, 5, going_on(warmup_steps=2))
+    assert [line["policy/loss"] is None for line in metrics_of(run)] == [False, False, True, True, False]
+
+
+def test_a_critic_that_comes_later_from_nowhere_is_told_before_anything_changes(tmp_path: Path) -> None:
+    run = run_to(tmp_path, 1)
+    recorded = (run / "config.yaml").read_text()
+    with pytest.raises(ModelError, match=r"critic\.path: .* does not exist"):
+        run_to(tmp_path, 2, going_on(path=str(tmp_path / "nowhere")))
+    assert (run / "config.yaml").read_text() == recorded
+
+
+def test_another_critic_path_is_refused_where_the_run_has_a_critic(tmp_path: Path) -> None:
+    run = run_to(tmp_path, 1, going_on())
+    recorded = (run / "config.yaml").read_text()
+    with pytest.raises(CheckpointError, match=r"no effect:\n  critic\.path: null -> .*nowhere\n  -> set it as it was"):
+        run_to(tmp_path, 2, going_on(path=str(tmp_path / "nowhere")))
+    assert (run / "config.yaml").read_text() == recorded
+
+
+def test_a_warm_up_as_long_as_the_epochs_is_refused_before_anything_begins(tmp_path: Path) -> None:
+    changes = {**PPO, "run": {"steps": None}, "critic": {"warmup_steps": 3}}
+    config = small_config(tmp_path, {**changes, "data": {"epochs": 1}})
+    with pytest.raises(ConfigError, match=r"critic\.warmup_steps: is 3, so within the 3 steps of this run the policy"):
+        td.train(td.config_from_dict(config))
+    assert not (tmp_path / "run").exists()
+    config["critic"]["warmup_steps"] = 2
+    lines = metrics_of(td.train(td.config_from_dict(config)))
+    assert [line["policy/loss"] is None for line in lines] == [True, True, False]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.config import difference, load_config
+from tandem.config import Config, difference, load_config
 
 ENOUGH = ("model.path=Qwen/Qwen3-0.6B", "data.train=train.parquet", "reward.function=exact_match")
 
@@ -38,6 +38,19 @@ def test_a_run_may_go_on_in_another_layout():
     found = difference(load_config(None, ENOUGH), load_config(None, [*ENOUGH, *overrides]))
     assert {change.key for change in found.free} == set(keys)
     assert found.guarded == ()
+
+
+def test_where_a_critic_begins_can_be_said_once():
+    def with_critic(*overrides: str) -> Config:
+        return load_config(None, [*ENOUGH, "algorithm.advantage=gae", *overrides])
+
+    other = with_critic("critic.path=reward_model", "critic.lr=1e-4")
+    found = difference(with_critic(), other)
+    assert [change.key for change in found.late] == ["critic.path"]
+    assert [change.key for change in found.guarded] == ["critic.lr"]
+    begun_without = difference(load_config(None, ENOUGH), other)
+    assert begun_without.late == ()
+    assert "critic.path" in [change.key for change in begun_without.guarded]
 
 
 def test_other_changes_are_guarded_and_shown_with_both_values():
