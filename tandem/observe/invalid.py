@@ -16,9 +16,11 @@ class InvalidRewards:
         self._in_a_row = 0
 
     def observe(self, num_invalid: int, num_responses: int) -> bool:
-        """Take note of a step; True where it is the one that should end the run."""
+        """Take note of a step; True where it is the one that should end the run. One that goes on counts anew."""
         self._in_a_row = self._in_a_row + 1 if num_invalid > self.max_share * num_responses else 0
-        return self._in_a_row >= STEPS_IN_A_ROW
+        ends = self._in_a_row >= STEPS_IN_A_ROW
+        self._in_a_row = 0 if ends else self._in_a_row
+        return ends
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps, JSON-able."""

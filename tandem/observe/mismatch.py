@@ -33,8 +33,8 @@ def mismatch_error(step: int, kl: float, algorithm: AlgorithmConfig, rollout: Ro
         return None
     return TrainingError(
         _what(step, kl, f"more than algorithm.mismatch_stop={algorithm.mismatch_stop:g}"),
-        remedy=f"{_closer(rollout)}, or raise algorithm.mismatch_stop (each with run.allow_changes=true to go on from "
-        "the last checkpoint)",
+        remedy=f"{_closer(rollout)}, or raise algorithm.mismatch_stop (each with run.allow_changes=true to go on after "
+        "this step)",
     )
 
 

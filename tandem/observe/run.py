@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tandem.batch import CriticUpdate, Drawn, Evaluation, Rewards, Rollouts, UpdateResult
 from tandem.config import Config
-from tandem.errors import RewardError
+from tandem.errors import RewardError, TandemError
 from tandem.observe.best import Best
 from tandem.observe.console import Console
 from tandem.observe.folder import RunFolder
@@ -61,6 +61,7 @@ class Run:
         self.total: int | None = None  # number of the last step
         self._measured = Measurements(clock)
         self._exit = ExitStack()
+        self._error: TandemError | None = None  # ends the run once the step is saved
         self._decided_at = 0  # the step after which `_ends` was decided
         self._ends = False
 
@@ -123,6 +124,10 @@ class Run:
 
         Raises:
             CheckpointError: What was written cannot be cut.
+            RewardError: After the third step in a row in which too many responses had no reward
+                (`reward.max_invalid_share`), once its checkpoint is saved.
+            TrainingError: Likewise, after a step in which engine and trainer were further apart than
+                `algorithm.mismatch_stop`.
         """
         self.total = total
         self._folder.metrics.cut_back(resume_from)
@@ -136,7 +141,8 @@ class Run:
         """Whether step `step` evaluates, or is saved. Step 0 is the time before the first one.
 
         An evaluation falls due before the first step, every `evaluation.every` steps and after the last. A checkpoint
-        falls due every `checkpoint.every` steps, after the last, at a new best, and where the run ends early.
+        falls due every `checkpoint.every` steps, after the last, at a new best, and where the run ends early, with an
+        error that `steps` raises, too.
         """
         if kind == "evaluation":
             every = self.config.evaluation.every
@@ -146,7 +152,11 @@ class Run:
         every = self.config.checkpoint.every
         new_best = self.config.checkpoint.keep_best > 0 and self.best.step == step
         return step > 0 and (
-            step == self.total or (every > 0 and step % every == 0) or new_best or self._ends_after(step)
+            step == self.total
+            or (every > 0 and step % every == 0)
+            or new_best
+            or self._error is not None
+            or self._ends_after(step)
         )
 
     @contextmanager
@@ -207,8 +217,6 @@ class Run:
 
         Raises:
             CheckpointError: The disk is full or the folder is gone. Earlier lines are untouched.
-            RewardError: For three steps in a row, too many responses had no reward (`reward.max_invalid_share`).
-            TrainingError: Engine and trainer are further apart than `algorithm.mismatch_stop`.
         """
         if evaluation is not None:
             self.best.observe(evaluation)
@@ -225,7 +233,7 @@ class Run:
         if evaluation is not None:
             self._warn_of_evaluation(evaluation)
         if self._invalid_rewards.observe(drawn.rewards.num_invalid, len(drawn.rollouts)):
-            raise self._without_rewards(step, drawn.rollouts, drawn.rewards)
+            self._error = self._without_rewards(step, drawn.rollouts, drawn.rewards)
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
@@ -244,6 +252,8 @@ class Run:
         self._measured.take()  # what came before the first step is not a part of it
         for step in range(done + 1, total + 1):
             yield step
+            if self._error is not None:
+                raise self._error
             if self._ends_after(step):
                 return
 
@@ -275,18 +285,15 @@ class Run:
         warning = mismatch_warning(step, kl, self.config.algorithm, self.config.rollout)
         if warning is not None:
             self.console.warn("engine and trainer apart", *warning)
-        error = mismatch_error(step, kl, self.config.algorithm, self.config.rollout)
-        if error is not None:
-            raise error
+        self._error = mismatch_error(step, kl, self.config.algorithm, self.config.rollout)
 
     def _without_rewards(self, step: int, rollouts: Rollouts, rewards: Rewards) -> RewardError:
         share = self.config.reward.max_invalid_share
         return RewardError(
             f"in step {step}, the {STEPS_IN_A_ROW}rd in a row, {rewards.num_invalid} of {len(rollouts)} responses have "
             f"no reward, more than reward.max_invalid_share={share:g}; the first:\n{first_problem(rollouts, rewards)}",
-            remedy="mend the reward function, then start the same command again: it goes on from the last checkpoint, "
-            "if there is one; to train without these rewards, raise reward.max_invalid_share (with "
-            "run.allow_changes=true)",
+            remedy="mend the reward function, then start the same command again: it goes on after this step; to train "
+            "without these rewards, raise reward.max_invalid_share (with run.allow_changes=true)",
         )
 
     def _warn_of_evaluation(self, evaluation: Evaluation) -> None:

@@ -73,11 +73,11 @@ def test_the_metrics_of_a_run_are_those_of_its_rollout_log(engine: str, tmp_path
 @each_engine
 def test_mismatch_stop_ends_a_run_that_its_remedy_goes_on_with(engine: str, tmp_path: Path) -> None:
     trained(tmp_path, engine, {"run": {"steps": 1}})
-    strict: Sections = {"algorithm": {"mismatch_stop": 1e-12}, "run": {"steps": 2, "allow_changes": True}}
+    strict: Sections = {"algorithm": {"mismatch_stop": 1e-12}, "run": {"steps": 3, "allow_changes": True}}
     with pytest.raises(TrainingError, match=r"(?s)step 2: .*mismatch/kl is .*raise algorithm\.mismatch_stop"):
         trained(tmp_path, engine, strict)
     run = trained(tmp_path, engine, strict, {"algorithm": {"mismatch_stop": 0.5}})
-    assert [line["step"] for line in metrics_of(run)] == [1, 2]
+    assert [line["step"] for line in metrics_of(run)] == [1, 2, 3]
 
 
 @each_engine

@@ -44,7 +44,13 @@ EXPECTED = {  # ground truth -> what the rollouts file says of it
 
 
 def train_on(
-    folder: Path, truths: Sequence[str], *, steps: int, reward: Mapping[str, Any] | None = None, per_step: int = 4
+    folder: Path,
+    truths: Sequence[str],
+    *,
+    steps: int,
+    reward: Mapping[str, Any] | None = None,
+    checkpoint: Mapping[str, Any] | None = None,
+    per_step: int = 4,
 ) -> Path:
     """Train on prompts with these ground truths, in this order, with the function above."""
     rows = [{"prompt": f"{index}=", "ground_truth": truth} for index, truth in enumerate(truths)]
@@ -53,6 +59,7 @@ def train_on(
         "data": {"prompts_per_step": per_step, "shuffle": False},
         "rollout": {"n": 2},
         "reward": {"timeout_s": 0.5, "workers": 2, **(reward or {})},
+        "checkpoint": {"every": 1, **(checkpoint or {})},
     }
     config = small_config(folder, changes)
     (folder / "reward.py").write_text(MISBEHAVES)
@@ -124,6 +131,16 @@ def test_three_bad_steps_in_a_row_stop_the_run_and_name_a_sample(tmp_path: Path)
     assert "KeyError: 'no such answer'" in message
     assert "->" in message
     assert [line["step"] for line in metrics_of(tmp_path / "run")] == [1, 2, 3, 4]
+
+
+def test_a_run_that_bad_rewards_ended_goes_on_after_their_last_step_and_counts_anew(tmp_path: Path) -> None:
+    """No step is lost, though no checkpoint was due; what comes next is two bad steps and a good one."""
+    once = {"every": 0}
+    with pytest.raises(RewardError, match="step 4"):
+        train_on(tmp_path, blocks("gbbbbbg"), steps=7, checkpoint=once)
+    assert [path.name for path in (tmp_path / "run/checkpoints").glob("step_*")] == ["step_000004"]
+    run = train_on(tmp_path, blocks("gbbbbbg"), steps=7, checkpoint=once)
+    assert [line["reward/invalid"] for line in metrics_of(run)] == [0, 8, 8, 8, 8, 8, 0]
 
 
 def test_bad_steps_are_counted_over_a_resume(tmp_path: Path) -> None:

@@ -73,22 +73,26 @@ def rollout_files(folder: Path) -> list[str]:
 
 
 def test_mismatch_stop_ends_the_run_and_below_it_there_is_a_warning(tmp_path: Path, console: Console) -> None:
-    """The line of the step is written before the run ends; what was not measured is no mismatch."""
+    """The step is written and saved before the run ends; what was not measured is no mismatch."""
 
     def step(run: Run, number: int, **measured: float) -> None:
         run.log(number, made_rollouts(), made_rewards(), ADVANTAGES, made_update(metrics=measured))
 
-    with Run(config_of(tmp_path, algorithm={"mismatch_stop": 0.5}), console=console) as run:
-        run.steps(9)
-        step(run, 1)
-        step(run, 2, **{"mismatch/kl": 1e-3})
+    every = {"checkpoint": {"every": 0}, "algorithm": {"mismatch_stop": 0.5}}
+    with Run(config_of(tmp_path, **every), console=console) as run:
+        steps = run.steps(9)
+        step(run, next(steps))
+        step(run, next(steps), **{"mismatch/kl": 1e-3})
         assert "warning" not in shown(console)
-        step(run, 3, **{"mismatch/kl": 0.4})
+        step(run, next(steps), **{"mismatch/kl": 0.4})
+        assert not run.due("checkpoint", 3)
         assert "warning: step 3: the engine samples from another distribution than is trained: mismatch/kl is 0.4" in (
             shown(console)
         )
+        step(run, next(steps), **{"mismatch/kl": 0.6})
+        assert run.due("checkpoint", 4)
         with pytest.raises(TrainingError, match=r"0\.6, more than algorithm\.mismatch_stop=0\.5\n  -> compute more"):
-            step(run, 4, **{"mismatch/kl": 0.6})
+            next(steps)
     assert [row["mismatch/kl"] for row in lines(tmp_path)] == [None, 1e-3, 0.4, 0.6]
 
 
