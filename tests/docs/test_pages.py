@@ -13,9 +13,11 @@ import yaml
 from typer.testing import CliRunner
 
 from tandem.cli import app
+from tandem.config.load import load_config
 from tandem.config.reference import render_markdown as render_config
 from tandem.config.schema import SECTIONS, leaf_keys
 from tandem.config.verl_names import answer
+from tandem.hybrid.start import resolve_here
 from tandem.hybrid.train_phase import TrainPhase
 from tandem.observe.metrics import render_markdown as render_metrics
 from tests.docs.pages import ROOT, blocks, pages, written_pages
@@ -67,6 +69,15 @@ def test_every_tandem_command_exists_with_its_options() -> None:
         assert shown.exit_code == 0, command
         for option in (word for word in rest if word.startswith("--")):
             assert option in shown.output
+
+
+def test_every_command_that_trains_an_example_has_a_config_that_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its overrides: not every preset suits every example."""
+    monkeypatch.chdir(ROOT)
+    found = [words[2:] for words in commands("tandem") if words[1] == "train" and words[2].startswith("examples/")]
+    assert any("algorithm.preset" in override for _, *overrides in found for override in overrides)
+    for path, *overrides in found:
+        resolve_here(load_config(Path(path), overrides))
 
 
 @pytest.mark.parametrize("page", written_pages(), ids=lambda page: page.name)
