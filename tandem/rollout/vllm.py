@@ -274,7 +274,7 @@ class VllmEngine:
         """Of each response."""
         if not self._settings.seeded or options.temperature == 0:
             return [[None] * options.n for _ in prompts]
-        prompt_ids = torch.tensor([[prompt.prompt_id] for prompt in prompts]).view(-1, 1)
+        prompt_ids = torch.tensor([prompt.prompt_id for prompt in prompts], dtype=torch.int64).view(-1, 1)
         noise = uniform_noise(options.seed, options.step, prompt_ids, torch.arange(options.n), torch.tensor(0))
         return (noise * 2**53).to(torch.int64).tolist()
 

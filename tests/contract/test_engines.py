@@ -243,6 +243,14 @@ def test_what_cannot_be_answered_is_refused(engine: str, model: Path) -> None:
 
 
 @each_engine
+def test_fault_30_no_prompts_make_no_responses(engine: str, model: Path) -> None:
+    """As on a rank of several, where there are fewer prompts than ranks."""
+    with start_with(engine, model) as workers, workers.rollout_phase() as phase:
+        assert len(phase.generate([], step=1)) == 0
+        assert len(phase.generate(prompts_of(workers)[:1], n=2, step=1)) == 2
+
+
+@each_engine
 def test_logits_that_are_not_finite_are_told(engine: str, model: Path) -> None:
     with start_with(engine, model) as workers:
         with torch.no_grad():

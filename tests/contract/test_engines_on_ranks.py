@@ -9,7 +9,7 @@ import pytest
 from tandem.model.ranks import Ranks
 from tests.contract.engines import TOLERANCE, each_engine, folder_of, gap, start_with, with_engine
 from tests.ranks import RankProcesses
-from tests.unit.hybrid.made import rollout, trainer_logprobs
+from tests.unit.hybrid.made import prompts_of, rollout, trainer_logprobs
 from tests.unit.hybrid.on_ranks import start_on_ranks
 
 
@@ -63,3 +63,16 @@ def test_fault_25_26_logprobs_are_the_trainers_on_ranks(
     written = found[0][1][: len(alone)]
     same = sum(one == other for one, other in zip(alone, written, strict=True))
     assert same >= 0.9 * len(alone), "last bits may flip a token, no more"
+
+
+def responses_to_one_prompt(ranks: Ranks, engine: str, folder: Path) -> int:
+    with start_on_ranks(ranks, folder, with_engine(engine, {})) as workers, workers.rollout_phase() as phase:
+        number = len(phase.generate(prompts_of(workers)[:1], n=3, step=1))
+    if engine == "vllm":
+        forget_process_group()
+    return number
+
+
+@each_engine
+def test_fault_30_a_rank_without_a_prompt_has_nothing_to_do(ranks: RankProcesses, tmp_path: Path, engine: str) -> None:
+    assert ranks.run(responses_to_one_prompt, 2, engine, folder_of(tmp_path / "model")) == [3, 3]
