@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from tandem.algorithm.protocols import Loss, LossFunction
 from tandem.config.schema import Config
 from tandem.data.examples import check_examples
 from tandem.data.prompts import Prompts, check_data
@@ -15,6 +16,7 @@ from tandem.hybrid.engine_checks import check_engine
 from tandem.hybrid.reference import check_reference
 from tandem.hybrid.several import check_devices, check_layouts
 from tandem.hybrid.start import check_lengths, resolve_here
+from tandem.hybrid.train_settings import check_loss
 from tandem.model.facts import check_model
 from tandem.model.tokenizer import load_tokenizer
 from tandem.observe.console import Console
@@ -32,7 +34,9 @@ class Plan:
     num_steps: int
 
 
-def prepare(config: Config, reward: Callable[..., object] | None = None) -> Plan:
+def prepare(
+    config: Config, reward: Callable[..., object] | None = None, loss: Loss | LossFunction | None = None
+) -> Plan:
     """Resolve the config, look at reward, model and data, and tokenise the prompts; no weights are read.
 
     Raises:
@@ -41,7 +45,7 @@ def prepare(config: Config, reward: Callable[..., object] | None = None) -> Plan
     console = Console()
     config = resolve_here(config)
     with console.task("looking at reward, model and data"):
-        _check(config, reward)
+        _check(config, reward, loss)
     with console.task("reading the prompts"):
         tokenizer = load_tokenizer(config.model)
         seed = config.run.seed
@@ -53,12 +57,13 @@ def prepare(config: Config, reward: Callable[..., object] | None = None) -> Plan
     return Plan(config, prompts, held_out, num_steps)
 
 
-def _check(config: Config, reward: Callable[..., object] | None) -> None:
+def _check(config: Config, reward: Callable[..., object] | None, loss: Loss | LossFunction | None) -> None:
     one_worker = config.reward.model_copy(update={"workers": 1})
     checks: list[Callable[[], None]] = [
         lambda: start_rewards(one_worker, reward).close(),  # it loads the function, as all will later
         lambda: _check_model(config),
         lambda: check_devices(config),
+        lambda: check_loss(config, loss),
         lambda: check_reference(config),
         lambda: check_critic(config),
         lambda: check_trackers(config.tracking),

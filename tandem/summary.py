@@ -6,6 +6,9 @@ import shutil
 import sys
 from pathlib import Path
 
+from tandem.algorithm.losses import ClippedSurrogate
+from tandem.algorithm.protocols import Loss
+from tandem.config.algorithm import AlgorithmConfig
 from tandem.config.schema import Config
 from tandem.hybrid.workers import Workers
 from tandem.model.facts import ModelFacts
@@ -29,8 +32,7 @@ def show_start(run: Run, workers: Workers, plan: Plan, done: int) -> None:
         "step": f"{config.data.prompts_per_step} prompts x {rollout.n} responses, "
         f"at most {rollout.max_response_length} tokens each, temperature {rollout.temperature:g}",
         "update": f"{_updates(responses, trainer.mini_batch_responses, trainer.update_epochs)}, lr {trainer.lr:g} "
-        f"{trainer.lr_schedule}, clip {algorithm.clip_low:g}/{algorithm.clip_high:g}, "
-        f"{algorithm.loss_aggregation}, KL {algorithm.kl_coef:g}",
+        f"{trainer.lr_schedule}, {_loss(workers.loss, algorithm)}",
         **_critic(config),
         "old log-probs": _OLD_LOGPROBS[algorithm.old_logprobs],
         "held out": ", ".join(
@@ -101,6 +103,16 @@ def _devices(config: Config) -> str:
     if config.trainer.offload != "none":
         parts.append(f"training memory to {config.trainer.offload} between the phases")
     return ", ".join([*parts, *(["deterministic"] if cluster.deterministic else [])])
+
+
+def _loss(loss: Loss, algorithm: AlgorithmConfig) -> str:
+    """What updates descend on: what the config describes, or what was passed in its place."""
+    surrogate, terms = "a loss of your own", []
+    if isinstance(loss, ClippedSurrogate):
+        surrogate, terms = f"clip {loss.clip_low:g}/{loss.clip_high:g}", [f"KL {loss.kl_coef:g}"]
+    if algorithm.kl_in_reward:
+        terms = [f"KL {algorithm.kl_coef:g} in the reward"]
+    return ", ".join([surrogate, loss.aggregation, *terms])
 
 
 def _critic(config: Config) -> dict[str, str]:

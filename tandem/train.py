@@ -37,7 +37,8 @@ def train(
         config: From `load_config` or `config_from_dict`.
         reward: Scores a response, instead of `reward.function`.
         advantage: Computes advantages, instead of what `algorithm.advantage` names.
-        loss: Computes the loss, instead of the clipped surrogate that `algorithm` describes.
+        loss: Computes the loss, instead of the clipped surrogate that `algorithm` describes. Of a plain function the
+            token losses are summed up as `algorithm.loss_aggregation` says.
         stop: Set it from elsewhere to end the run after the step under way, with a checkpoint.
 
     Raises:
@@ -56,7 +57,7 @@ def _train(
     stop: Stop | None,
 ) -> Path:
     """The run, from its newest checkpoint to its end."""
-    plan = prepare(config, reward)
+    plan = prepare(config, reward, loss)
     config, prompts, seed = plan.config, plan.prompts, plan.config.run.seed
     with (
         Run(config, stop=stop) as run,

@@ -143,9 +143,11 @@ class ClippedSurrogate:
         return token if self.clip_dual is None else dual_clip(token, inputs.advantages, self.clip_dual)
 
 
-def as_loss(loss: Loss | LossFunction) -> Loss:
-    """The loss itself, or a plain function as a `FunctionLoss` with token-mean weights."""
-    return loss if isinstance(loss, Loss) else FunctionLoss(loss)
+def as_loss(loss: Loss | LossFunction, like: Loss) -> Loss:
+    """The loss itself, or a plain function as a `FunctionLoss` with the aggregation of `like`."""
+    if isinstance(loss, Loss):
+        return loss
+    return FunctionLoss(loss, aggregation=like.aggregation, constant_length=like.constant_length)
 
 
 def grpo_loss(

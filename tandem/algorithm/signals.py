@@ -86,8 +86,8 @@ def _kl_penalty(
 
 
 _REMEDIES = {
-    "old_logprobs": "pass trainer.old_logprobs(rollouts), or where that is None rollouts.rollout_logprobs; td.start with "
-    "algorithm.old_logprobs=recompute has the trainer compute them",
+    "old_logprobs": "pass trainer.old_logprobs(rollouts), or where that is None rollouts.rollout_logprobs; started "
+    "with algorithm.old_logprobs=recompute, the trainer computes them",
     "ref_logprobs": "pass trainer.ref_logprobs(rollouts)",
     "values": "pass trainer.values(rollouts)",
 }

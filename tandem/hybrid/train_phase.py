@@ -144,7 +144,8 @@ class TrainPhase(PhaseHandle):
             ref_logprobs: Under the reference; where given, its KL is reported.
             sampling_logprobs: For rollouts that are older than the policy: the trainer's log-probs of them from when
                 it had the weights that wrote them. With these, engine mismatch and staleness are told apart.
-            loss: Another loss than the config's: `ClippedSurrogate(...)`, or a function (see `LossFunction`).
+            loss: Another loss than the config's: `ClippedSurrogate(...)`, or a function (see `LossFunction`), whose
+                token losses are summed up as `algorithm.loss_aggregation` says.
 
         Raises:
             PhaseError: The phase has ended.
@@ -164,7 +165,7 @@ class TrainPhase(PhaseHandle):
         batch = UpdateBatch(
             rollouts=rollouts,
             advantages=per_token,
-            loss_mask=self._loss_mask(rollouts, advantages, per_token),
+            loss_mask=self._loss_mask(rollouts, per_token),
             old_logprobs=self._old_logprobs_for(rollouts, old_logprobs),
             ref_logprobs=ref_logprobs,
             correction=self._settings.correction,
@@ -176,7 +177,7 @@ class TrainPhase(PhaseHandle):
             result = self._group.call(
                 Worker.update,
                 batch,
-                self._settings.loss if loss is None else as_loss(loss),
+                self._settings.loss if loss is None else as_loss(loss, self._settings.loss),
                 lr=self._settings.schedule.at(self.num_updates),
                 step=self.num_updates,
                 policy_version=self.policy_version,
@@ -184,15 +185,14 @@ class TrainPhase(PhaseHandle):
         self.policy_version = result.policy_version
         return result
 
-    def _loss_mask(
-        self, rollouts: Rollouts, advantages: Tensor, per_token: Float[Tensor, "B _"]
-    ) -> Bool[Tensor, "B L"]:
+    def _loss_mask(self, rollouts: Rollouts, advantages: Float[Tensor, "B _"]) -> Bool[Tensor, "B L"]:
         """Tokens in the loss, whose advantages must be finite."""
         mask = rollouts.loss_mask(mask_truncated=self._settings.mask_truncated)
-        if not bool(torch.where(mask, per_token, 0.0).isfinite().all()):
+        inside = torch.where(mask, advantages, 0.0)
+        if not bool(inside.isfinite().all()):
             raise ValueError("some advantages are not finite")
         if self._settings.drop_idle_groups:
-            mask = mask & ~idle_groups(advantages, rollouts.group_ids)[:, None]
+            mask = mask & ~idle_groups(inside, rollouts.group_ids)[:, None]
         return mask
 
     def _old_logprobs_for(self, rollouts: Rollouts, given: Tensor | None) -> Float[Tensor, "B L"] | None:

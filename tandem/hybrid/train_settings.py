@@ -9,6 +9,7 @@ from tandem.algorithm.correction import Correction
 from tandem.algorithm.losses import ClippedSurrogate, as_loss
 from tandem.algorithm.protocols import Loss, LossFunction
 from tandem.config.schema import Config
+from tandem.errors import ConfigError, Problem
 from tandem.trainer.optim import Schedule
 
 
@@ -33,6 +34,26 @@ class TrainSettings:
         return self.loss.needs_reference or self.kl_in_reward
 
 
+def check_loss(config: Config, loss: Loss | LossFunction | None) -> None:
+    """Raise ConfigError where a loss of one's own takes the place of terms that the config has weights for."""
+    algorithm = config.algorithm
+    terms = [
+        ("algorithm.kl_coef", 0.0 if algorithm.kl_in_reward else algorithm.kl_coef, "needs_reference"),
+        ("algorithm.entropy_coef", algorithm.entropy_coef, "needs_entropy"),
+    ]
+    problems = [
+        Problem(
+            key,
+            f"is {coef:g}, but this term is part of the loss that yours takes the place of",
+            f"set {key}=0; your loss can have the term itself: td.FunctionLoss(your_function, {needs}=True)",
+        )
+        for key, coef, needs in terms
+        if loss is not None and coef > 0
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
 def train_settings(config: Config, *, total_steps: int | None, loss: Loss | LossFunction | None) -> TrainSettings:
     """As a resolved config describes them; a loss that is given takes the place of the configured one."""
     algorithm, trainer = config.algorithm, config.trainer
@@ -51,7 +72,7 @@ def train_settings(config: Config, *, total_steps: int | None, loss: Loss | Loss
         entropy_coef=algorithm.entropy_coef,
     )
     return TrainSettings(
-        loss=configured if loss is None else as_loss(loss),
+        loss=configured if loss is None else as_loss(loss, configured),
         schedule=Schedule(
             lr=trainer.lr,
             kind=trainer.lr_schedule,

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from tandem.algorithm.protocols import Loss
 from tandem.batch import Evaluation
 from tandem.checkpoint import CheckpointWriter, complete_or_absent, complete_or_as_it_was, read_state
 from tandem.config.model import ModelConfig
@@ -81,6 +82,11 @@ class Workers:
         self._phases = PhaseMachine()
         self._num_updates = 0  # calls of TrainPhase.update: the schedule's step
         self._num_critic_updates = 0  # calls of TrainPhase.update_critic: those of its warm-up, first
+
+    @property
+    def loss(self) -> Loss:
+        """What updates descend on where a call does not say otherwise."""
+        return self._train.loss
 
     @contextmanager
     def rollout_phase(self, *, timed_as: str = "rollout") -> Generator[RolloutPhase]:

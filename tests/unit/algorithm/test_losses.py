@@ -190,7 +190,7 @@ def test_own_loss_may_return_token_losses_or_one_number():
 
     expected = -(weights * batch["advantages"] * batch["logprobs"]).sum()
     for function in (token_losses, one_number):
-        output, (gradient, _) = run(as_loss(function), batch, weights)
+        output, (gradient, _) = run(as_loss(function, ClippedSurrogate()), batch, weights)
         torch.testing.assert_close(output.loss, expected)
         torch.testing.assert_close(gradient, -weights * batch["advantages"])
         assert set(output.metrics) == {"ratio_mean", "approx_kl", "kl", "kl_clamped", "entropy"}
@@ -205,7 +205,7 @@ def test_own_loss_gets_all_the_keywords_of_the_protocol():
 
     batch = random_batch()
     weights = token_weights("token_mean", batch["response_mask"], dtype=torch.float64)
-    run(as_loss(own), batch, weights)
+    run(as_loss(own, ClippedSurrogate()), batch, weights)
     assert set(seen) == {
         "logprobs", "old_logprobs", "ref_logprobs", "advantages", "response_mask", "weights", "entropy",
     }  # fmt: skip
@@ -214,8 +214,8 @@ def test_own_loss_gets_all_the_keywords_of_the_protocol():
 
 def test_own_loss_with_its_own_needs_is_kept_as_it_is():
     loss = FunctionLoss(lambda **k: k["logprobs"], aggregation="sequence_mean", needs_reference=True)
-    assert as_loss(loss) is loss
-    assert as_loss(ClippedSurrogate()) == ClippedSurrogate()
+    assert as_loss(loss, ClippedSurrogate()) is loss
+    assert as_loss(ClippedSurrogate(), ClippedSurrogate()) == ClippedSurrogate()
     batch = {**random_batch(), "ref_logprobs": None}
     with pytest.raises(ValueError, match="needs ref_logprobs"):
         loss(**batch, weights=batch["logprobs"])
@@ -245,4 +245,4 @@ def test_own_loss_with_a_wrong_shape_is_named():
 
     batch = random_batch()
     with pytest.raises(ValueError, match=r"per_response.* of shape \(5, 6\), it returned shape \(5,\)"):
-        as_loss(per_response)(**batch, weights=batch["logprobs"])
+        as_loss(per_response, ClippedSurrogate())(**batch, weights=batch["logprobs"])
