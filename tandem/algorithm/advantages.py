@@ -104,11 +104,9 @@ def estimate_returns(
     return torch.where(rollouts.response_mask, returns, 0.0).float()
 
 
-def idle_groups(
-    advantages: Float[Tensor, " B"] | Float[Tensor, "B L"], group_ids: Int[Tensor, " B"]
-) -> Bool[Tensor, " B"]:
-    """True for each response of a group in which no response has an advantage other than 0."""
-    per_response = advantages.flatten(1).ne(0).any(dim=1) if advantages.ndim > 1 else advantages.ne(0)
+def idle_groups(advantages: Float[Tensor, "B L"], group_ids: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
+    """True for each response of a group in which no token has an advantage other than 0."""
+    per_response = advantages.ne(0).any(dim=1)
     ids, index = torch.unique(group_ids, return_inverse=True)
     active = torch.zeros(len(ids), dtype=torch.int64, device=index.device).index_add(0, index, per_response.long())
     return active[index] == 0

@@ -95,9 +95,9 @@ def _is_one_update(batch: UpdateBatch, options: UpdateOptions) -> bool:
 
 def _active_rows(batch: UpdateBatch, rows: Sequence[int], loss: Loss) -> list[int]:
     """Rows that may have a gradient. An idle one still counts in the denominators."""
-    has_token = batch.loss_mask.any(dim=1)
-    has_signal = batch.advantages.ne(0).any(dim=1)
-    return [row for row in rows if bool(has_token[row]) and (bool(has_signal[row]) or not loss.idle_without_advantage)]
+    tokens = batch.loss_mask & batch.advantages.ne(0) if loss.idle_without_advantage else batch.loss_mask
+    is_active = tokens.any(dim=1)
+    return [row for row in rows if bool(is_active[row])]
 
 
 def _backward(

@@ -220,6 +220,20 @@ def test_dropped_groups_and_cut_off_responses_are_out_of_the_denominator(tmp_pat
     assert len({round(update.loss, 4) for update in found.values()}) == 3
 
 
+def test_fault_08_advantages_outside_of_the_mask_keep_no_group(tmp_path: Path) -> None:
+    rollouts = rollout(start_tiny(tmp_path / "model"), n=2)
+    mask = rollouts.response_mask.clone()
+    mask[0, 1:] = False  # of a group without contrast
+    rollouts = replace(rollouts, response_mask=mask)
+    advantages = torch.tensor([0.0, 0.0, 2.0, -1.0, 0.0, 0.0, 2.0, -1.0])[:, None]
+    losses = []
+    for outside in (0.0, float("nan")):
+        workers = start_tiny(tmp_path / "model", config={"algorithm": {"idle_groups": "drop"}})
+        with workers.train_phase() as trainer:
+            losses.append(trainer.update(rollouts, torch.where(mask, advantages, outside)).loss)
+    assert losses[0] == losses[1] != 0
+
+
 def global_state() -> dict[str, object]:
     """What a library must leave alone."""
     root = logging.getLogger()

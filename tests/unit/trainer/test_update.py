@@ -29,6 +29,15 @@ def moments(learner: Trainee) -> dict[tuple[int, str], Tensor]:
     }
 
 
+def test_fault_08_advantages_outside_of_the_mask_do_not_make_an_update() -> None:
+    batch = make_batch(make_rollouts(holes=True))
+    idle = replace(batch, advantages=torch.where(batch.loss_mask, 0.0, NAN))
+    assert run_update(trainee(), idle, ClippedSurrogate()).num_updates == 0
+    active = replace(batch, advantages=torch.where(batch.loss_mask, batch.advantages, NAN))
+    found, expected = (run_update(trainee(), given, ClippedSurrogate()) for given in (active, batch))
+    assert (found.num_updates, found.loss) == (1, expected.loss)
+
+
 def test_fault_12_on_policy_every_ratio_is_exactly_one() -> None:
     """Cut into many micro-batches, with a large learning rate: the ratio is to the update's own log-probs."""
     batch = make_batch(make_rollouts(), on_policy=True)
