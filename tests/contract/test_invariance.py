@@ -1,12 +1,16 @@
 """Contract 2: the gradient of a mini-batch, and what is reported of it, do not depend on how it is computed.
 
-Every loss with every aggregation and every KL estimator, in each packing, cut into 1, 2 and 4 micro-batches on each of
-1 and 2 ranks. tests/unit/trainer/ has more ways to compute one loss: idle rows, chunks, checkpointing, 4 ranks.
+Every loss with every aggregation, the surrogates also with every KL estimator and with entropy in each of them, is
+computed sequence by sequence on one rank, and again in two other ways: on one rank and on two. Over the pairs of
+aggregation and term, packings and numbers of micro-batches take turns, from another one for each loss: with the
+surrogates every aggregation and every term meets all of them. tests/unit/trainer/ has more ways to compute one loss:
+idle rows, chunks, checkpointing, 4 ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,9 +39,8 @@ class Way:
     num_parts: int | None  # None: one for each sequence
 
 
-PLAIN = Way("varlen", 1)
+PLAIN = Way("none", None)
 WAYS = [Way(packing, num_parts) for packing in ("auto", "shared_prefix", "varlen") for num_parts in (1, 2, 4)]
-WAYS += [Way("none", None)]
 TERMS: list[dict[str, Any]] = [
     {"kl_coef": 0.3, "kl_estimator": "k1"},
     {"kl_coef": 0.3, "kl_estimator": "k2"},
@@ -45,11 +48,16 @@ TERMS: list[dict[str, Any]] = [
     {"entropy_coef": 0.1},
     {},
 ]
-# Each loss sees every aggregation, with another term each, and over all of them every way.
-CASES: list[tuple[Aggregation, dict[str, Any], list[Way]]] = [
-    (aggregation, terms, WAYS[number::5])
-    for number, (aggregation, terms) in enumerate(zip(AGGREGATIONS, TERMS, strict=True))
-]
+
+
+def pairs_of(name: str) -> list[tuple[Aggregation, dict[str, Any]]]:
+    """A loss of one's own takes no terms: it sees every aggregation twice."""
+    return list(itertools.product(AGGREGATIONS, TERMS if name in SURROGATES else ({}, {})))
+
+
+def ways_of(name: str, size: int) -> Iterator[Way]:
+    """On so many ranks, one for each pair of aggregation and term."""
+    return itertools.islice(itertools.cycle(WAYS), LOSSES.index(name) + 7 * (size - 1), None)
 
 
 def whole_batch() -> UpdateBatch:
@@ -99,12 +107,22 @@ def gradients(ranks: Ranks, batch: UpdateBatch, cases: Sequence[tuple[Loss, Way]
 @pytest.mark.parametrize("name", LOSSES)
 def test_fault_05_gradient_and_metrics_do_not_depend_on_cut_packing_and_ranks(ranks: RankProcesses, name: str) -> None:
     batch = whole_batch()
-    losses = [(loss_of(name, batch, aggregation, terms), ways) for aggregation, terms, ways in CASES]
-    cases = [(loss, way) for loss, ways in losses for way in ways]
-    plain = gradients(ALONE, batch, [(loss, PLAIN) for loss, _ in losses])
-    expected = [each for each, (_, ways) in zip(plain, losses, strict=True) for _ in ways]
-    for found in (gradients(ALONE, batch, cases), ranks.run(gradients, 2, batch, cases)[0]):
+    losses = [loss_of(name, batch, *pair) for pair in pairs_of(name)]
+    expected = gradients(ALONE, batch, [(loss, PLAIN) for loss in losses])
+    one, two = (list(zip(losses, ways_of(name, size), strict=False)) for size in (1, 2))
+    for found in (gradients(ALONE, batch, one), ranks.run(gradients, 2, batch, two)[0]):
         for (gradient, result), (expected_gradient, expected_result) in zip(found, expected, strict=True):
             assert expected_gradient.norm() > 1e-3, "without a gradient nothing is shown"
             assert (gradient - expected_gradient).norm() / expected_gradient.norm() < 1e-5
             assert_same(result, expected_result)
+
+
+def test_every_aggregation_and_every_term_meets_every_way() -> None:
+    for number in (0, 1):  # of a pair: its aggregation, its term
+        met = {
+            (str(pair[number]), way)
+            for name in SURROGATES
+            for size in (1, 2)
+            for pair, way in zip(pairs_of(name), ways_of(name, size), strict=False)
+        }
+        assert len(met) == 5 * len(WAYS)
