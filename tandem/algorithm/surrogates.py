@@ -45,6 +45,7 @@ class Surrogate(Protocol):
         old_logprobs: Float[Tensor, "b L"],
         advantages: Float[Tensor, "b L"],
         response_mask: Bool[Tensor, "b L"],
+        /,
         *,
         clip_low: float,
         clip_high: float,
@@ -92,19 +93,6 @@ def dual_clip(token: TokenLoss, advantages: Float[Tensor, "*#shape"], bound: flo
     """Hold the loss of tokens with A < 0 at -A * bound where their ratio is above `bound`; without gradient there."""
     beyond = (advantages < 0) & (token.ratio > bound)
     return token._replace(loss=torch.where(beyond, -bound * advantages, token.loss), dual_clipped=beyond)
-
-
-def ppo_clip(
-    logprobs: Float[Tensor, "b L"],
-    old_logprobs: Float[Tensor, "b L"],
-    advantages: Float[Tensor, "b L"],
-    response_mask: Bool[Tensor, "b L"],
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> TokenLoss:
-    """`clipped_surrogate` without dual clip. A token's ratio is its own, so the mask is of no account."""
-    return clipped_surrogate(logprobs, old_logprobs, advantages, clip_low=clip_low, clip_high=clip_high)
 
 
 def gspo(
@@ -157,7 +145,13 @@ def cispo(
     return TokenLoss(-weight * advantages * logprobs, ratio, clipped, torch.zeros_like(clipped))
 
 
-SURROGATES: Mapping[str, Surrogate] = {"ppo_clip": ppo_clip, "gspo": gspo, "cispo": cispo}
+SURROGATES: Mapping[str, Surrogate] = {
+    "ppo_clip": lambda logprobs, old_logprobs, advantages, _, *, clip_low, clip_high: clipped_surrogate(
+        logprobs, old_logprobs, advantages, clip_low=clip_low, clip_high=clip_high
+    ),
+    "gspo": gspo,
+    "cispo": cispo,
+}
 
 
 def check_surrogate(name: str) -> None:

@@ -40,11 +40,11 @@ def clipped_value_loss(
         arXiv:2005.12729, 3, value function clipping: in OpenAI Baselines' PPO, not in the paper on PPO.
     """
     old_values, returns = old_values.detach(), returns.detach()
-    distance = (values - returns).square()
+    squared_error = (values - returns).square()
     if clip is None:
-        return TokenValueLoss(0.5 * distance, torch.zeros_like(distance, dtype=torch.bool))
+        return TokenValueLoss(0.5 * squared_error, torch.zeros_like(squared_error, dtype=torch.bool))
     bounded = (values.clamp(old_values - clip, old_values + clip) - returns).square()
-    return TokenValueLoss(0.5 * torch.maximum(distance, bounded), bounded.detach() > distance.detach())
+    return TokenValueLoss(0.5 * torch.maximum(squared_error, bounded), bounded.detach() > squared_error.detach())
 
 
 def explained_variance(
