@@ -107,12 +107,14 @@ def _devices(config: Config) -> str:
 
 def _loss(loss: Loss, algorithm: AlgorithmConfig) -> str:
     """What updates descend on: what the config describes, or what was passed in its place."""
-    surrogate, terms = "a loss of your own", []
+    parts = ["a loss of your own", loss.aggregation]
     if isinstance(loss, ClippedSurrogate):
-        surrogate, terms = f"clip {loss.clip_low:g}/{loss.clip_high:g}", [f"KL {loss.kl_coef:g}"]
+        parts = [f"clip {loss.clip_low:g}/{loss.clip_high:g}", loss.aggregation]
     if algorithm.kl_in_reward:
-        terms = [f"KL {algorithm.kl_coef:g} in the reward"]
-    return ", ".join([surrogate, loss.aggregation, *terms])
+        parts.append(f"KL {algorithm.kl_coef:g} in the reward")
+    elif isinstance(loss, ClippedSurrogate):
+        parts.append(f"KL {loss.kl_coef:g}")
+    return ", ".join(parts)
 
 
 def _critic(config: Config) -> dict[str, str]:

@@ -144,8 +144,7 @@ class TrainPhase(PhaseHandle):
             ref_logprobs: Under the reference; where given, its KL is reported.
             sampling_logprobs: For rollouts that are older than the policy: the trainer's log-probs of them from when
                 it had the weights that wrote them. With these, engine mismatch and staleness are told apart.
-            loss: Another loss than the config's: `ClippedSurrogate(...)`, or a function (see `LossFunction`), whose
-                token losses are summed up as `algorithm.loss_aggregation` says.
+            loss: In place of the config's: `ClippedSurrogate(...)`, or a `LossFunction`, aggregated as the config says.
 
         Raises:
             PhaseError: The phase has ended.
