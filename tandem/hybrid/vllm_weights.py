@@ -24,6 +24,7 @@ from tandem.rollout.vllm_checks import cache_bytes_needed
 # Mean difference of a log-prob, over 1 + the mean size of one: ten times what rounding makes of it.
 _MOST_DIFFERENT = {torch.float32: 1e-3, torch.bfloat16: 0.2}
 _PROBE_TOKENS = 32
+_LEAST_LENGTH = 3  # two tokens of a probe have a log-prob between them, and vLLM draws one after them
 
 
 class VllmWeights:
@@ -47,7 +48,8 @@ class VllmWeights:
         config = deepcopy(model.config)
         config.architectures = [options.facts.architecture]
         positions = options.facts.context.length
-        max_length = options.max_sequence if positions is None else min(options.max_sequence, positions)
+        longest = max(options.max_sequence, _LEAST_LENGTH)
+        max_length = longest if positions is None else min(longest, positions)
         self._ranks = ranks
         self._training = training
         self.engine = VllmEngine(
@@ -62,8 +64,13 @@ class VllmWeights:
                 kv_cache_bytes=options.kv_cache_bytes
                 or min(
                     auto_cache_bytes(options.device, ranks),
-                    options.max_concurrent
-                    * cache_bytes_needed(config, max_length, options.dtype, options.tensor_parallel),
+                    cache_bytes_needed(
+                        config,
+                        max_length,
+                        options.dtype,
+                        options.tensor_parallel,
+                        sequences=options.max_concurrent,
+                    ),
                 ),
                 tensor_parallel=options.tensor_parallel,
                 seeded=options.deterministic,

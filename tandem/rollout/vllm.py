@@ -131,6 +131,7 @@ class VllmEngine:
             "skip_tokenizer_init": True,
             "generation_config": "vllm",  # the model's own would bend the distribution
             "load_format": "dummy",
+            "model_impl": "vllm",
             "dtype": str(settings.dtype).removeprefix("torch."),
             "max_model_len": settings.max_length,
             "max_num_seqs": settings.max_concurrent,
@@ -145,7 +146,7 @@ class VllmEngine:
             arguments["hf_overrides"] = {"head_dtype": str(settings.head_dtype).removeprefix("torch.")}
         if settings.device.type == "cpu":  # a prompt in pieces draws tokens too many, which no seed there can take back
             arguments["enable_chunked_prefill"] = False
-            arguments["max_num_batched_tokens"] = max(_PREFILL_TOKENS, settings.max_length)
+            arguments["max_num_batched_tokens"] = max(_PREFILL_TOKENS, settings.max_length, settings.max_concurrent)
         if self._sleeps:  # the trainer has the rest; the KV cache has a size of its own
             arguments["gpu_memory_utilization"] = 0.01
         if not self._ranks.alone:

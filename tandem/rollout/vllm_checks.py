@@ -27,6 +27,7 @@ _OURS: Mapping[str, str] = {
     "max_num_seqs": "rollout.max_concurrent",
     "kv_cache_memory_bytes": "rollout.kv_cache_gib",
     "gpu_memory_utilization": "rollout.kv_cache_gib",
+    "num_gpu_blocks_override": "rollout.kv_cache_gib",
     "tensor_parallel_size": "rollout.tensor_parallel",
     "data_parallel_size": "cluster.num_workers",
     "seed": "run.seed",
@@ -40,8 +41,20 @@ _OURS: Mapping[str, str] = {
             "disable_log_stats",
             "distributed_executor_backend",
             "pipeline_parallel_size",
+            "hf_config_path",
             "hf_overrides",
             "quantization",
+            "model_impl",  # vLLM's own code: its backend of transformers changes the trainer's classes in this process
+            "model_class_overrides",
+            "runner",
+            "convert",
+            "worker_cls",
+            "scheduler_cls",
+            "stream_interval",  # stop strings are looked for at every token
+            "speculative_config",  # the log-probs of a draft's tokens are not the policy's
+            "spec_method",
+            "spec_model",
+            "spec_tokens",
         ),
         "",
     ),
@@ -116,11 +129,18 @@ def check_model(
         ModelError: The first thing that speaks against it.
     """
     with starting_vllm():
-        from vllm import ModelRegistry
+        from vllm.model_executor.models.registry import ModelRegistry, _LazyRegisteredModel
         from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
     remedy = "set rollout.engine=embedded"
-    if architecture not in ModelRegistry.get_supported_archs():
+    code = ModelRegistry.models.get(architecture)
+    if code is None:
         raise ModelError(f"rollout.engine: vLLM has no {architecture}", remedy=remedy)
+    if isinstance(code, _LazyRegisteredModel) and code.class_name.startswith("Transformers"):
+        raise ModelError(
+            f"rollout.engine: vLLM has no code of its own for {architecture}, and that of transformers, which it would "
+            "run instead, is the trainer's in this process",
+            remedy=remedy,
+        )
     sizes = CPUAttentionBackend.get_supported_head_sizes()
     if on_cpu and _head_size(config) not in sizes:
         raise ModelError(
@@ -132,17 +152,23 @@ def check_model(
     if cache_bytes is not None and cache_bytes < needed:
         raise ModelError(
             f"rollout.kv_cache_gib is {cache_bytes / _GIB:.3g}, but keys and values of one sequence of {max_length} "
-            f"tokens take {needed / _GIB:.3g}",
+            f"tokens take {needed / _GIB:.3g}, with the block that vLLM keeps for itself",
             remedy=f"set it to {needed / _GIB * 1.01:.3g} or more, or lower rollout.max_response_length",
         )
 
 
-def cache_bytes_needed(config: PreTrainedConfig, max_length: int, dtype: torch.dtype, tensor_parallel: int = 1) -> int:
-    """Bytes on a rank of the keys and values of one sequence, in whole blocks, as if every layer kept all of them."""
+def cache_bytes_needed(
+    config: PreTrainedConfig, max_length: int, dtype: torch.dtype, tensor_parallel: int = 1, *, sequences: int = 1
+) -> int:
+    """Bytes on a rank of the keys and values of so many sequences, as if every layer kept all of them.
+
+    In whole blocks, and one more: vLLM keeps one empty.
+    """
     fields = config.to_dict()
     heads = -(-(fields.get("num_key_value_heads") or config.num_attention_heads) // tensor_parallel)
     per_token = 2 * config.num_hidden_layers * heads * _head_size(config) * dtype.itemsize
-    return -(-max_length // _BLOCK) * _BLOCK * per_token
+    blocks = sequences * -(-max_length // _BLOCK) + 1
+    return blocks * _BLOCK * per_token
 
 
 def _head_size(config: PreTrainedConfig) -> int:

@@ -42,6 +42,31 @@ def test_what_vllm_cannot_do_is_told_before_weights_are_read(tmp_path: Path) -> 
 
 
 @NEEDS_VLLM
+@pytest.mark.parametrize("cache", ["auto", "least"])
+def test_one_response_at_a_time_and_one_token_of_each(tmp_path: Path, cache: str) -> None:
+    """The least cache that starts is the one that the error names. Prompt and response may be a token each."""
+    folder = folder_of(tmp_path / "model")
+    lengths = {"max_response_length": 1, "max_concurrent": 1}
+    config = {"data": {"max_prompt_length": 1}, "rollout": lengths}
+    if cache == "least":
+        with pytest.raises(ModelError, match=r"set it to \S+ or more") as raised:
+            start_with("vllm", folder, {"rollout": {**lengths, "kv_cache_gib": 1e-6}, "data": {"max_prompt_length": 1}})
+        least = float(str(raised.value).partition("set it to ")[2].split()[0])
+        config["rollout"]["kv_cache_gib"] = least
+    with start_with("vllm", folder, config) as workers, workers.rollout_phase() as phase:
+        rollouts = phase.generate([td.Prompt((5,), ""), td.Prompt((6,), "", prompt_id=1)], n=2, step=1)
+        assert rollouts.response_lengths.tolist() == [1] * 4
+    assert gap(workers, rollouts) < TOLERANCE
+
+
+@NEEDS_VLLM
+def test_more_responses_at_once_than_a_step_has_tokens(tmp_path: Path) -> None:
+    settings = {"max_concurrent": 4097, "kv_cache_gib": 0.01}
+    with start_with("vllm", folder_of(tmp_path / "model"), {"rollout": settings}) as workers:
+        assert gap(workers, rollout(workers)) < TOLERANCE
+
+
+@NEEDS_VLLM
 def test_a_start_that_vllm_refuses_is_told_and_leaves_nothing_behind(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model")
     with pytest.raises(

@@ -42,6 +42,24 @@ def test_options_that_vllm_lacks_and_those_that_are_ours_are_all_told() -> None:
 
 
 @NEEDS_VLLM
+@pytest.mark.parametrize(
+    "name",
+    ["model_impl", "stream_interval", "speculative_config", "spec_method", "worker_cls", "scheduler_cls", "runner"],
+)
+def test_options_that_would_change_what_is_computed_or_what_is_handed_out_are_refused(name: str) -> None:
+    """With stream_interval, tokens after a stop string; of a draft's tokens, log-probs of another distribution."""
+    with pytest.raises(ConfigError, match=f"{name} is Tandem's to set\n .*leave it out"):
+        check_options({name: "x"}, on_cpu=True)
+
+
+@NEEDS_VLLM
+@pytest.mark.parametrize("architecture", ["Olmo2ForCausalLM", "SmolLM3ForCausalLM", "PhiForCausalLM"])
+def test_models_that_vllm_would_run_with_the_trainers_own_code_are_refused(architecture: str) -> None:
+    with pytest.raises(ModelError, match=f"no code of its own for {architecture}.*\n .*rollout.engine=embedded"):
+        check_model(CONFIG, architecture, **SETTINGS)
+
+
+@NEEDS_VLLM
 def test_models_that_vllm_cannot_serve_are_told() -> None:
     check_model(CONFIG, "Qwen3ForCausalLM", **SETTINGS)
     with pytest.raises(ModelError, match=r"vLLM has no NoSuchForCausalLM\n .*rollout\.engine=embedded"):
@@ -61,9 +79,10 @@ def test_a_cache_without_room_for_a_sequence_is_told() -> None:
 
 
 def test_the_cache_of_a_sequence() -> None:
-    """Two layers, two heads of keys and of values, 32 wide, 384 tokens in blocks of 128."""
-    assert cache_bytes_needed(CONFIG, 300, torch.float32) == 2 * 2 * 2 * 32 * 384 * 4
-    assert cache_bytes_needed(CONFIG, 300, torch.bfloat16, tensor_parallel=2) == 2 * 2 * 1 * 32 * 384 * 2
+    """Two layers, two heads of keys and of values, 32 wide, 384 tokens in blocks of 128, and a block for vLLM."""
+    assert cache_bytes_needed(CONFIG, 300, torch.float32) == 2 * 2 * 2 * 32 * 512 * 4
+    assert cache_bytes_needed(CONFIG, 300, torch.bfloat16, tensor_parallel=2) == 2 * 2 * 1 * 32 * 512 * 2
+    assert cache_bytes_needed(CONFIG, 300, torch.float32, sequences=3) == 2 * 2 * 2 * 32 * (3 * 384 + 128) * 4
 
 
 def test_what_a_start_changes_in_the_process_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
