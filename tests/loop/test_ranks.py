@@ -70,7 +70,9 @@ def same_numbers(runs: Mapping[str, Path], name: str) -> None:
     assert len(lines) == len(expected) == STEPS
     for line, line_alone in zip(lines, expected, strict=True):
         assert line.keys() == line_alone.keys()
-        compared = [key for key in line if not key.startswith(DIFFERENT)]
+        unmeasured = {key for key, value in line_alone.items() if value is None}
+        assert {key for key, value in line.items() if value is None} == unmeasured
+        compared = [key for key in line if not key.startswith(DIFFERENT) and key not in unmeasured]
         assert {key: line[key] for key in compared} == pytest.approx(
             {key: line_alone[key] for key in compared}, rel=RELATIVE, abs=ABSOLUTE
         )
