@@ -48,7 +48,10 @@ METRICS: Mapping[str, Metric] = {
         "groups", "sum", ".0f", "Groups with contrast beyond data.prompts_per_step: drawn, and not learnt from."
     ),
     "rollout/groups_without_contrast": Metric(
-        "groups", "sum", ".0f", "Groups whose valid rewards are all equal, or fewer than two: nothing to learn from."
+        "groups",
+        "sum",
+        ".0f",
+        "Groups in which no two valid rewards differ, of responses in the loss: nothing to learn from.",
     ),
     "rollout/response_length_mean": Metric("tokens", "mean", ".1f", "Mean response length.", "response_length/mean"),
     "rollout/response_length_max": Metric("tokens", "max", ".0f", "Longest response.", "response_length/max"),
