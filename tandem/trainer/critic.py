@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,9 +16,10 @@ from tandem.batch import CriticUpdate, Rollouts
 from tandem.model.forward import head_values
 from tandem.model.ranks import ALONE, Ranks
 from tandem.trainer.mini_batches import mini_batches
-from tandem.trainer.optim import Optimizer, StepOutcome
+from tandem.trainer.optim import Optimizer
 from tandem.trainer.packed_model import PackedModel
 from tandem.trainer.packing import PackedRow, PackingOptions
+from tandem.trainer.steps import Steps
 from tandem.trainer.update import UpdateOptions
 
 
@@ -90,24 +90,24 @@ def update_critic(
         batch.rollouts, size=options.mini_batch_responses, shuffle=options.shuffle, epochs=options.epochs, seed=seed
     )
     has_token = batch.loss_mask.any(dim=1)
-    done: list[tuple[_Sums, StepOutcome]] = []
+    steps = Steps(optimizer, lr)
+    num_clipped = num_tokens = 0.0
     with optimizer.weights.collecting():
         for rows in order:
             active = [row for row in rows if bool(has_token[row])]
             if active:
                 sums = _backward(critic, batch, active, options.packing, ranks, clip)
-                done.append((sums, optimizer.step(lr, loss_is_finite=math.isfinite(sums.loss))))
-    taken = [(sums.loss, outcome.grad_norm) for sums, outcome in done if outcome.taken]
-    num_tokens = sum(sums.num_tokens for sums, _ in done)
+                steps.take(sums.loss)
+                num_clipped, num_tokens = num_clipped + sums.num_clipped, num_tokens + sums.num_tokens
     return CriticUpdate(
-        loss=_mean([loss for loss, _ in taken]),
-        clip_fraction=sum(sums.num_clipped for sums, _ in done) / max(num_tokens, 1.0),
+        loss=steps.loss,
+        clip_fraction=num_clipped / max(num_tokens, 1.0),
         value_mean=float(batch.values[batch.loss_mask].double().mean()),
         explained_variance=explained_variance(batch.values, batch.returns, batch.loss_mask),
-        grad_norm=_mean([norm for _, norm in taken]),
+        grad_norm=steps.grad_norm,
         lr=lr,
-        num_updates=len(taken),
-        num_skipped=len(done) - len(taken),
+        num_updates=steps.num_taken,
+        num_skipped=steps.num_skipped,
     )
 
 
@@ -147,7 +147,3 @@ def _backward(
         loss.backward()
         totals += torch.stack([loss.detach().double(), token_loss.clipped.sum().double(), mask.sum().double()])
     return _Sums(*ranks.sum(totals).tolist())
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

@@ -14,6 +14,7 @@ from tandem.algorithm.mismatch import Mismatch
 from tandem.algorithm.protocols import LossOutput
 from tandem.batch import UpdateResult
 from tandem.model.ranks import Ranks
+from tandem.trainer.steps import Steps
 from tandem.trainer.update_batch import UpdateBatch
 
 _NAMED = frozenset({"kl", "entropy", "ratio_mean", "clip_fraction"})  # fields of UpdateResult
@@ -48,21 +49,21 @@ class Tally:
         ranks: They run its rows.
         device: Where their collectives work.
         policy_version: Number that the new weights get, if there are any.
+        steps: The update's, which all ranks take together.
     """
 
-    def __init__(self, batch: UpdateBatch, ranks: Ranks, device: torch.device, policy_version: int) -> None:
+    def __init__(
+        self, batch: UpdateBatch, ranks: Ranks, device: torch.device, policy_version: int, steps: Steps
+    ) -> None:
         rollouts = batch.rollouts
         self.batch = batch
         self.ranks = ranks
         self.device = device
         self.policy_version = policy_version
+        self.steps = steps
         self.sums = _Sums()
         self.logprobs_and_ratio = torch.zeros(2, *rollouts.response_tokens.shape)  # 0 in rows of other ranks
         self.was_run = torch.zeros(len(rollouts), dtype=torch.bool)  # on any rank
-        self.losses: list[float] = []
-        self.norms: list[float] = []
-        self.taken = 0
-        self.skipped = 0
 
     def begin_mini_batch(self, rows: Sequence[int]) -> None:
         """These rows are run anew, perhaps on other ranks than before."""
@@ -101,7 +102,7 @@ class Tally:
             sampling, stale = batch.sampling_logprobs[rows], old_logprobs
         elif batch.rollouts.policy_version + 1 != self.policy_version:
             return Mismatch()
-        elif self.taken == 0:  # until the first update the weights are those that sampled
+        elif self.steps.num_taken == 0:  # until the first update the weights are those that sampled
             sampling = logprobs
         elif batch.correction.is_on:  # needs old log-probs that are the trainer's own
             sampling = old_logprobs
@@ -115,15 +116,7 @@ class Tally:
             correction=batch.correction,
         )
 
-    def add_update(self, loss: float, grad_norm: float, *, taken: bool) -> None:
-        """What all ranks know of a mini-batch."""
-        self.taken += taken
-        self.skipped += not taken
-        if taken:
-            self.losses.append(loss)
-            self.norms.append(grad_norm)
-
-    def result(self, lr: float) -> UpdateResult:
+    def result(self) -> UpdateResult:
         """Everything together. Every rank must call it."""
         sums = functools.reduce(_Sums.plus, self.ranks.gather(self.sums))
         values = self.ranks.sum(self.logprobs_and_ratio.to(self.device)).cpu()
@@ -131,22 +124,18 @@ class Tally:
         means = {name: value / max(sums.num_tokens, 1) for name, value in sums.metrics.items()}
         extra = {name: value for name, value in means.items() if name not in _NAMED}
         return UpdateResult(
-            loss=_mean(self.losses),
+            loss=self.steps.loss,
             kl=means.get("kl"),
             entropy=means.get("entropy"),
             ratio_mean=means.get("ratio_mean", 1.0),
             ratio_max=sums.ratio_max if sums.num_tokens else 1.0,
             clip_fraction=means.get("clip_fraction", 0.0),
-            grad_norm=_mean(self.norms),
-            lr=lr,
-            num_updates=self.taken,
-            num_skipped=self.skipped,
-            policy_version=self.policy_version if self.taken else self.policy_version - 1,
+            grad_norm=self.steps.grad_norm,
+            lr=self.steps.lr,
+            num_updates=self.steps.num_taken,
+            num_skipped=self.steps.num_skipped,
+            policy_version=self.policy_version if self.steps.num_taken else self.policy_version - 1,
             logprobs=logprobs,
             ratio=ratio,
             metrics=extra | sums.mismatch.metrics(),
         )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +18,7 @@ from tandem.trainer.mini_batches import Shuffle, mini_batches
 from tandem.trainer.optim import Optimizer
 from tandem.trainer.packing import PackingOptions
 from tandem.trainer.policy import Policy
+from tandem.trainer.steps import Steps
 from tandem.trainer.tally import Tally
 from tandem.trainer.update_batch import UpdateBatch
 
@@ -68,7 +68,8 @@ def update_policy(
     """
     if batch.old_logprobs is None and not _is_one_update(batch, options):
         batch = replace(batch, old_logprobs=batch_logprobs(policy, batch.rollouts, options.packing, ranks))
-    tally = Tally(batch, ranks, policy.device, policy_version)
+    steps = Steps(optimizer, lr)
+    tally = Tally(batch, ranks, policy.device, policy_version, steps)
     order = mini_batches(
         batch.rollouts,
         size=options.mini_batch_responses,
@@ -81,10 +82,9 @@ def update_policy(
             active = _active_rows(batch, rows, loss) if options.skip_idle else rows
             if active:
                 tally.begin_mini_batch(active)
-                value = float(ranks.sum(_backward(policy, batch, rows, active, loss, options.packing, ranks, tally)))
-                outcome = optimizer.step(lr, loss_is_finite=math.isfinite(value))
-                tally.add_update(value, outcome.grad_norm, taken=outcome.taken)
-    return tally.result(lr)
+                part = _backward(policy, batch, rows, active, loss, options.packing, ranks, tally)
+                steps.take(float(ranks.sum(part)))
+    return tally.result()
 
 
 def _is_one_update(batch: UpdateBatch, options: UpdateOptions) -> bool:
