@@ -14,6 +14,8 @@ from tandem.config.schema import Config, value_of
 
 _PASS_AT_K = re.compile(r"(?:(?P<name>.+)/)?pass@(?P<k>[1-9][0-9]*)\Z")
 
+_LEAST_VLLM_TEMPERATURE = 0.01  # it raises lower ones but 0 to this
+
 # Advantages that compare responses to the same prompt: equal rewards teach nothing there, and nor does a single one.
 _WITHIN_GROUPS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
 _WITHOUT_GROUPS = "reinforce_plus_plus, remax and gae"
@@ -152,6 +154,13 @@ def _engine(config: Config) -> Iterator[Conflict]:
     if config.rollout.engine == "embedded" and config.rollout.vllm_options:
         message = "has no effect: rollout.engine is embedded"
         yield Conflict(("rollout.vllm_options", "rollout.engine"), message, "set rollout.engine=vllm, or leave it out")
+    if config.rollout.engine == "vllm":
+        for key in ("rollout.temperature", "evaluation.temperature"):
+            temperature = value_of(config, key)
+            if temperature is not None and 0 < temperature < _LEAST_VLLM_TEMPERATURE:
+                message = f"is {show(temperature)}, but vLLM samples at {_LEAST_VLLM_TEMPERATURE} or above"
+                remedy = f"set {key}={_LEAST_VLLM_TEMPERATURE} or more, or rollout.engine=embedded"
+                yield Conflict((key, "rollout.engine"), message, remedy)
 
 
 def _not_finite(config: Config) -> Iterator[Conflict]:

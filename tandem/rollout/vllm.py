@@ -36,6 +36,7 @@ from tandem.rollout.vllm_answer import Answer
 from tandem.rollout.vllm_process import starting_vllm
 
 _PREFILL_TOKENS = 4096  # of a step on CPUs, prompts and new tokens together
+_LEAST_TEMPERATURE = 0.01  # vLLM raises lower ones but 0 to this
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,16 @@ class VllmEngine:
         assert done, "vLLM kept keys and values of old weights: some request is still open"
 
     def check(self, prompts: Sequence[Prompt], options: SamplingOptions) -> None:
-        """See `Engine`."""
+        """See `Engine`.
+
+        Raises:
+            ValueError: The temperature is one that vLLM would raise.
+        """
+        if 0 < options.temperature < _LEAST_TEMPERATURE:
+            raise ValueError(
+                f"temperature is {options.temperature}, but vLLM samples at {_LEAST_TEMPERATURE} or above: take more, "
+                "or 0 for the likeliest token, or rollout.engine=embedded"
+            )
         longest = checked_length(prompts, options, awake=self._awake)
         most = self._settings.max_length
         if longest > most:

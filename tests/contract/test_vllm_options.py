@@ -27,6 +27,8 @@ def test_vllm_options_reach_vllm(tmp_path: Path) -> None:
         assert config.cache_config.kv_cache_memory_bytes == int(0.01 * 2**30)
         assert config.scheduler_config.max_num_seqs == 16
         assert config.model_config.max_model_len == 48 + 16
+        with pytest.raises(ValueError, match=r"temperature is 0\.005, but vLLM samples at 0\.01 or above"):
+            rollout(workers, temperature=0.005)
         rollouts = rollout(workers)
         gaps = (trainer_logprobs(workers, rollouts) - rollouts.rollout_logprobs)[rollouts.response_mask].abs()
         assert float(gaps.mean()) < 0.05  # nats; bfloat16 rounds each product

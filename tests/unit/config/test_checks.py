@@ -173,6 +173,19 @@ def test_fault_22_nothing_is_compared_with_log_probs_of_a_cut_distribution(setti
         load_config(None, [*ENOUGH, setting, "rollout.engine=vllm", "rollout.top_k=20", *cure])
 
 
+@pytest.mark.parametrize("key", ["rollout.temperature", "evaluation.temperature"])
+def test_temperatures_that_vllm_would_raise_are_refused(key: str):
+    """It samples at 0.01 where it is told less, but 0 is greedy."""
+    (message,) = messages("evaluation.data=x", "rollout.engine=vllm", f"{key}=0.005")
+    assert message == (
+        f"{key}: is 0.005, but vLLM samples at 0.01 or above -> set {key}=0.01 or more, or rollout.engine=embedded"
+    )
+    enough = (*ENOUGH, "evaluation.data=x")
+    load_config(None, [*enough, "rollout.engine=vllm", f"{key}=0.01"])
+    load_config(None, [*enough, "rollout.engine=embedded", f"{key}=0.005"])
+    load_config(None, [*enough, "rollout.engine=vllm", "evaluation.temperature=0"])
+
+
 @pytest.mark.parametrize("choice", ["token_tis", "sequence_tis", "token_mask", "sequence_mask"])
 def test_a_correction_needs_log_probs_of_the_trainers_own(choice: str):
     (message,) = messages(f"algorithm.correction={choice}", "algorithm.old_logprobs=rollout")
