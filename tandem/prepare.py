@@ -70,7 +70,8 @@ def _check(config: Config, reward: Callable[..., object] | None, loss: Loss | Lo
         lambda: check_data(config.data, _held_out_files(config), seed=config.run.seed),
         lambda: _check_examples(config),
     ]
-    errors = [error for check in checks if (error := _error_of(check)) is not None]
+    found = [error for check in checks if (error := _error_of(check)) is not None]
+    errors = list({str(error): error for error in found}.values())  # of a model that several ask for: once
     if errors:
         raise errors[0] if len(errors) == 1 else SeveralErrors(errors)
 

@@ -8,10 +8,8 @@ from tandem.checkpoint import find_checkpoint
 from tandem.config.critic import CriticConfig
 from tandem.config.schema import Config
 from tandem.errors import ConfigError, Problem
-from tandem.model.build import new_config
-from tandem.model.hf import read_config
+from tandem.model.facts import plain_config
 from tandem.model.source import resolve_model_path
-from tandem.model.tokenizer import load_tokenizer
 from tandem.model.value import check_value_class, check_value_model
 
 
@@ -40,13 +38,13 @@ def check_critic(config: Config, *, of_run: bool = True) -> None:
     checkpoint = find_checkpoint(Path(folder)) if of_run and folder is not None else None
     if critic is None or (checkpoint is not None and (checkpoint / "critic").exists()):
         return
-    tokenizer = load_tokenizer(model)
+    policy = plain_config(model)
     if critic.path is None:
-        check_value_class(read_config(model) if model.new is None else new_config(model.new, tokenizer))
+        check_value_class(policy)
         return
     check_value_model(
         model.model_copy(update={"path": critic.path, "new": None, "lora_rank": 0}),
-        tokenizer,
+        vocab_size=policy.vocab_size,
         max_sequence=config.data.max_prompt_length + config.rollout.max_response_length if of_run else None,
     )
 

@@ -11,6 +11,7 @@ from tandem.config.model import ModelConfig
 from tandem.config.schema import Config
 from tandem.errors import CheckpointError
 from tandem.hybrid.adapted import base_source, may_change
+from tandem.model.facts import check_reference_model, plain_config
 from tandem.model.source import resolve_model_path
 
 
@@ -22,19 +23,26 @@ class KeptReference:
     source: Path | None = None  # what to copy; None = the policy as it is before the first step
 
 
-def check_reference(config: Config) -> None:
-    """Find out before anything is loaded that the loss needs a reference that is nowhere.
+def check_reference(config: Config, *, of_run: bool = True) -> None:
+    """Find out before anything is loaded that the reference is nowhere, or cannot be used.
+
+    Args:
+        config: Resolved.
+        of_run: It is that of a whole run, which has a folder, and whose limits of lengths hold.
 
     Raises:
-        ModelError: `algorithm.reference` does not exist.
+        ModelError: Of `algorithm.reference`, with everything that speaks against it.
         CheckpointError: The run to go on with began without a KL term, and did not keep its first model.
     """
-    assert config.run.folder is not None, "the config is not resolved"
-    run_folder = Path(config.run.folder)
-    _, kept = find_reference(config, run_folder, needed=config.algorithm.kl_coef > 0)
-    if kept is None or kept.source is not None:
-        return
-    if not kept.folder.exists() and find_checkpoint(run_folder) is not None:
+    run_folder = Path(config.run.folder) if of_run and config.run.folder is not None else None
+    source, kept = find_reference(config, run_folder, needed=config.algorithm.kl_coef > 0)
+    if config.algorithm.reference is not None:
+        check_reference_model(
+            source if kept is None else source.model_copy(update={"path": str(kept.source)}),
+            vocab_size=plain_config(config.model).vocab_size,
+            max_sequence=config.data.max_prompt_length + config.rollout.max_response_length if of_run else None,
+        )
+    elif run_folder and kept and not kept.folder.exists() and find_checkpoint(run_folder) is not None:
         raise CheckpointError(
             f"algorithm.kl_coef={config.algorithm.kl_coef:g} needs the model of before the first step, which the "
             f"run in {run_folder} did not keep, since it began without a KL term",

@@ -26,7 +26,7 @@ from tandem.hybrid.adapted import absolute, policy_source
 from tandem.hybrid.critic_config import check_critic, critic_config
 from tandem.hybrid.engine_checks import check_engine
 from tandem.hybrid.phases import Watch
-from tandem.hybrid.reference import find_reference
+from tandem.hybrid.reference import check_reference, find_reference
 from tandem.hybrid.several import check_devices, check_layouts
 from tandem.hybrid.shared_folder import check_shared, marked
 from tandem.hybrid.train_settings import train_settings
@@ -95,6 +95,7 @@ def start(
     check_devices(loaded)
     check_layouts(loaded)
     check_engine(loaded)
+    check_reference(loaded, of_run=False)
     check_critic(loaded, of_run=False)
     trainer, steps = loaded.trainer, loaded.run.steps
     if trainer.lr_schedule != "constant" and steps is None:

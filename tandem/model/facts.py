@@ -18,10 +18,11 @@ from tandem.model.build import new_config
 from tandem.model.hf import model_class_of, read_config, read_generation_config
 from tandem.model.lora import lora_problems, num_adapter_parameters
 from tandem.model.source import resolve_model_path, weights_problems
-from tandem.model.support import Context, context_of, support_problems, together
+from tandem.model.support import Context, context_of, fit_problems, support_problems, together
 from tandem.model.tokenizer import eos_ids, load_tokenizer, tokenizer_size
 
 _Made = TypeVar("_Made")
+_REFERENCE = "algorithm.reference"
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,11 @@ def check_model(config: ModelConfig) -> ModelFacts:
             raise together(problems)
         model_config = read
     generation = _generation_config(config, model_config)
-    model_class = _model_class(config, model_config, problems)
+    model_class = _model_class(config, model_config, problems, "model.path")
     if model_class is not None:
         problems += support_problems(model_config, model_class, "model.path" if config.new is None else "model.new")
     if config.path is not None:
-        problems += _weights_problems(resolve_model_path(config.path))
+        problems += _weights_problems(resolve_model_path(config.path), "model.path")
     if config.lora_rank > 0 and not problems:
         problems += lora_problems(config, _skeleton(config, model_config))
     if tokenizer is not None:
@@ -73,6 +74,35 @@ def check_model(config: ModelConfig) -> ModelFacts:
     if problems or tokenizer is None:
         raise together(problems)
     return _facts(config, model_config, generation, tokenizer)
+
+
+def plain_config(config: ModelConfig) -> PreTrainedConfig:
+    """The transformers config of the model that is at `model.path`, or that `model.new` describes.
+
+    Raises:
+        ModelError: It cannot be read.
+    """
+    return read_config(config) if config.new is None else new_config(config.new, load_tokenizer(config))
+
+
+def check_reference_model(source: ModelConfig, *, vocab_size: int, max_sequence: int | None) -> None:
+    """Read the config of a reference, no weights, and report everything that speaks against it.
+
+    Args:
+        source: Its `path` is that of the reference.
+        vocab_size, max_sequence: See `fit_problems`.
+
+    Raises:
+        ModelError: It cannot be used.
+    """
+    config, problems = read_config(source, key=_REFERENCE), list[ModelError]()
+    model_class = _model_class(source, config, problems, _REFERENCE)
+    if model_class is not None:
+        problems += support_problems(config, model_class, _REFERENCE)
+    problems += _weights_problems(resolve_model_path(str(source.path), key=_REFERENCE), _REFERENCE)
+    problems += fit_problems(config, _REFERENCE, str(source.path), vocab_size=vocab_size, max_sequence=max_sequence)
+    if problems:
+        raise together(problems)
 
 
 def _tried(make: Callable[[], _Made], problems: list[ModelError]) -> _Made | None:
@@ -84,16 +114,16 @@ def _tried(make: Callable[[], _Made], problems: list[ModelError]) -> _Made | Non
         return None
 
 
-def _weights_problems(folder: Path | str) -> list[ModelError]:
+def _weights_problems(folder: Path | str, key: str) -> list[ModelError]:
     if isinstance(folder, str) or not is_adapter(folder):
-        return weights_problems(folder)
+        return weights_problems(folder, key=key)
     problems: list[ModelError] = []
     _tried(lambda: find_base(folder), problems)
     return problems
 
 
 def _model_class(
-    config: ModelConfig, model_config: PreTrainedConfig, problems: list[ModelError]
+    config: ModelConfig, model_config: PreTrainedConfig, problems: list[ModelError], key: str
 ) -> type[PreTrainedModel] | None:
     """The model's class; None, with a problem added, where it is no causal language model."""
     model_class = model_class_of(model_config)
@@ -103,7 +133,7 @@ def _model_class(
         name = type(model_config).__name__
         problems.append(
             ModelError(
-                f"model.path: {config.path!r} is no causal language model: transformers has none for its {name}",
+                f"{key}: {config.path!r} is no causal language model: transformers has none for its {name}",
                 remedy="give a text-only, decoder-only language model",
             )
         )

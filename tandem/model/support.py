@@ -89,6 +89,29 @@ def support_problems(config: PreTrainedConfig, model_class: type[PreTrainedModel
     return problems
 
 
+def fit_problems(
+    config: PreTrainedConfig, key: str, path: str, *, vocab_size: int, max_sequence: int | None
+) -> list[ModelError]:
+    """What keeps a second model, such as a critic, from reading all that the policy may write.
+
+    Args:
+        config: The second model's.
+        key: The config key that gives its `path`.
+        path: See `key`.
+        vocab_size: Rows of the policy's embedding. It can draw all these ids, also those that its tokenizer has not.
+        max_sequence: Longest prompt and response together, in tokens; None = nothing is known of it.
+    """
+    problems: list[ModelError] = []
+    if vocab_size > config.vocab_size:
+        message = f"{key}: {path!r} knows {config.vocab_size} tokens, and the policy can draw {vocab_size}"
+        problems.append(ModelError(message, remedy="use a model whose embedding has at least as many rows"))
+    positions, note = context_of(config)
+    if positions is not None and max_sequence is not None and max_sequence > positions:
+        message = f"{key}: {path!r} has {positions} positions{note}, and sequences have up to {max_sequence}"
+        problems.append(ModelError(message, remedy="lower data.max_prompt_length or rollout.max_response_length"))
+    return problems
+
+
 def together(problems: Sequence[ModelError]) -> ModelError:
     """One error that says all of them."""
     if len(problems) == 1:

@@ -15,7 +15,6 @@ from transformers import (
     AutoModelForSequenceClassification,
     PreTrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 
 from tandem.config.model import ModelConfig
@@ -25,21 +24,19 @@ from tandem.model.file_names import FileNames, saved_buffers
 from tandem.model.hf import read_config
 from tandem.model.shards import Shard
 from tandem.model.source import resolve_model_path, weights_folder, weights_problems
-from tandem.model.support import context_of, support_problems, together
+from tandem.model.support import fit_problems, support_problems, together
 from tandem.model.tensor_files import read, stored_tensors
-from tandem.model.tokenizer import tokenizer_size
 
 HEAD = "score.weight"  # [1, D]; the name that all of these classes have for it
 _KEY = "critic.path"
 
 
-def check_value_model(source: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, max_sequence: int | None) -> None:
+def check_value_model(source: ModelConfig, *, vocab_size: int, max_sequence: int | None) -> None:
     """Read the config of a value model, no weights, and report everything that speaks against it.
 
     Args:
         source: Its `path` is that of the value model.
-        tokenizer: The policy's: the value model reads the same tokens.
-        max_sequence: Longest prompt and response together, in tokens; None = nothing is known of it.
+        vocab_size, max_sequence: See `fit_problems`.
 
     Raises:
         ModelError: It cannot be used.
@@ -48,14 +45,7 @@ def check_value_model(source: ModelConfig, tokenizer: PreTrainedTokenizerBase, *
     value_class = _class_of(config)
     problems = [_no_class(config)] if value_class is None else support_problems(config, value_class, _KEY)
     problems += weights_problems(resolve_model_path(str(source.path), key=_KEY), key=_KEY)
-    size, rows = tokenizer_size(tokenizer), config.vocab_size
-    if size > rows:
-        message = f"{_KEY}: {source.path!r} knows {rows} tokens, and the policy's tokenizer has {size}"
-        problems.append(ModelError(message, remedy="use a value model with the policy's vocabulary"))
-    positions, note = context_of(config)
-    if positions is not None and max_sequence is not None and max_sequence > positions:
-        message = f"{_KEY}: {source.path!r} has {positions} positions{note}, and sequences have up to {max_sequence}"
-        problems.append(ModelError(message, remedy="lower data.max_prompt_length or rollout.max_response_length"))
+    problems += fit_problems(config, _KEY, str(source.path), vocab_size=vocab_size, max_sequence=max_sequence)
     if problems:
         raise together(problems)
 

@@ -112,12 +112,18 @@ def test_what_speaks_against_a_value_model_is_said_at_once(tmp_path: Path) -> No
     folder = tiny_model_folder(tmp_path / "other", vocab_size=96, characters="0123456789")
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError) as caught:
-        check_value_model(ModelConfig(path=str(folder)), tiny_tokenizer(), max_sequence=600)
-    for part in ("critic.path", "knows 96 tokens", "has no weights", "512 positions", "up to 600"):
+        check_value_model(ModelConfig(path=str(folder)), vocab_size=104, max_sequence=600)
+    for part in (
+        "critic.path",
+        "knows 96 tokens, and the policy can draw 104",
+        "has no weights",
+        "512 positions",
+        "up to 600",
+    ):
         assert part in str(caught.value)
     with pytest.raises(ModelError, match=r"critic\.path: '.*nowhere' does not exist"):
-        check_value_model(ModelConfig(path=str(tmp_path / "nowhere")), tiny_tokenizer(), max_sequence=10)
-    check_value_model(ModelConfig(path=str(tiny_model_folder(tmp_path / "fits"))), tiny_tokenizer(), max_sequence=10)
+        check_value_model(ModelConfig(path=str(tmp_path / "nowhere")), vocab_size=104, max_sequence=10)
+    check_value_model(ModelConfig(path=str(tiny_model_folder(tmp_path / "fits"))), vocab_size=104, max_sequence=10)
 
 
 def test_an_architecture_without_a_value_model_is_refused() -> None:
