@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from tandem.batch import Prompt, Response
-from tandem.errors import ModelError
+from tandem.errors import ModelError, PhaseError
 from tandem.model.ranks import ALONE, Ranks
 from tandem.rollout.engine import checked_length
 from tandem.rollout.noise import uniform_noise
@@ -187,7 +187,8 @@ class VllmEngine:
         self._forget_prefixes()
 
     def sleep(self) -> None:
-        """See `Engine`: on GPUs weights and KV cache go, on CPUs vLLM lets go of nothing."""
+        """See `Engine`: on GPUs weights and KV cache go, on CPUs vLLM lets go of nothing. What is still open is given up."""
+        self._drop([*self._open])
         if self._sleeps and self._awake:
             self._llm.sleep(self._sleep_level)
         self._awake = False
@@ -244,6 +245,10 @@ class VllmEngine:
         try:
             while places:
                 for number in list(places):
+                    if number not in self._open:
+                        raise PhaseError(
+                            "the engine has slept since", remedy="read responses in the phase they began in"
+                        )
                     answer = self._open[number]
                     if answer.finished or (stop and answer.is_stopped(stop)):
                         group, index = places.pop(number)
@@ -277,8 +282,9 @@ class VllmEngine:
             self._open[output.request_id].take(output)
 
     def _drop(self, numbers: Sequence[str]) -> None:
-        self._llm.abort_request([number for number in numbers if not self._open[number].finished])
-        for number in numbers:
+        there = [number for number in numbers if number in self._open]  # else given up by a sleep
+        self._llm.abort_request([number for number in there if not self._open[number].finished])
+        for number in there:
             del self._open[number]
 
     def _seeds(self, prompts: Sequence[Prompt], options: SamplingOptions) -> list[list[int | None]]:

@@ -228,6 +228,22 @@ def test_noise_is_the_responses_own(engine: str, model: Path) -> None:
 
 
 @each_engine
+def test_a_stream_left_open_ends_with_its_phase(engine: str, model: Path) -> None:
+    with start_with(engine, model) as workers:
+        before = rollout(workers)
+        with workers.rollout_phase() as phase:
+            left = phase.stream(prompts_of(workers), phase.options(step=1, n=4))
+            next(left)
+            sampling = worker_of(workers).sampling
+            inner = sampling.stream(prompts_of(workers), phase.options(step=1, n=4))
+            next(inner)
+        for stream in (left, inner) if engine == "vllm" else (left,):
+            with pytest.raises(PhaseError):
+                next(stream)
+        assert torch.equal(rollout(workers).rollout_logprobs, before.rollout_logprobs)
+
+
+@each_engine
 def test_what_cannot_be_answered_is_refused(engine: str, model: Path) -> None:
     with start_with(engine, model) as workers:
         prompts = prompts_of(workers)
