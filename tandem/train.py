@@ -57,7 +57,7 @@ def _train(
     stop: Stop | None,
 ) -> Path:
     """The run, from its newest checkpoint to its end."""
-    plan = prepare(config, reward, loss)
+    plan = prepare(config, reward=reward, advantage=advantage, loss=loss)
     config, prompts, seed = plan.config, plan.prompts, plan.config.run.seed
     with (
         Run(config, stop=stop) as run,
@@ -65,6 +65,7 @@ def _train(
         start_rewards(config.reward, reward) as reward_fn,
     ):
         done = workers.load_checkpoint({"prompts": prompts, "run": run}, allow_changes=config.run.allow_changes)
+        run.keep_config()
         show_start(run, workers, plan, done)
         if done == 0:
             warm_start(workers, config.sft, config.data, seed=seed, console=run.console)

@@ -35,30 +35,38 @@ class Change:
 class Difference:
     """The changes between two configs.
 
-    `free` ones may always be made, `guarded` ones need run.allow_changes, `late` ones would have no effect any more.
+    `free` ones may always be made, `guarded` ones need run.allow_changes, `fixed` ones are never made.
     """
 
     free: tuple[Change, ...]
     guarded: tuple[Change, ...]
-    late: tuple[Change, ...] = ()
+    fixed: tuple[Change, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.free or self.guarded or self.late)
+        return bool(self.free or self.guarded or self.fixed)
 
 
 def difference(old: Config, new: Config) -> Difference:
     """Compare two resolved configs by the rule for resuming: where a run is kept, how long it goes on, what is saved,
     evaluated and tracked, and on which devices in which layout, may change freely, although numbers may differ in their
-    last bits then; what the policy learns from may not. Of a critic that has begun, it is late to say from what."""
+    last bits then; what the policy learns from may not. From what a critic began and of what size adapters are is fixed."""
     changes = [
         Change(key, before, after)
         for key in leaf_keys()
         if (before := value_of(old, key)) != (after := value_of(new, key))
     ]
-    late_keys = ("critic.path",) if old.algorithm.has_critic and new.algorithm.has_critic else ()
-    late = tuple(change for change in changes if change.key in late_keys)
+    fixed_keys = _fixed_keys(old, new)
+    fixed = tuple(change for change in changes if change.key in fixed_keys)
     free = tuple(change for change in changes if _is_free(change.key))
-    return Difference(free, tuple(change for change in changes if change not in (*late, *free)), late)
+    return Difference(free, tuple(change for change in changes if change not in (*fixed, *free)), fixed)
+
+
+def _fixed_keys(old: Config, new: Config) -> tuple[str, ...]:
+    """Those whose new value would have no effect, or not fit what the run has trained."""
+    critic = ("critic.path",) if old.algorithm.has_critic and new.algorithm.has_critic else ()
+    has_adapters = old.model.lora_rank > 0 or new.model.lora_rank > 0
+    adapters = ("model.lora_rank", "model.lora_alpha", "model.lora_targets") if has_adapters else ()
+    return (*critic, *adapters)
 
 
 def _is_free(key: str) -> bool:

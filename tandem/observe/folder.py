@@ -29,6 +29,8 @@ HEADER = (
 class RunFolder:
     """Takes a folder for a run, and gives it back on `close`.
 
+    A run that is there already stays as it is until `keep_config`: something may yet speak against going on.
+
     Raises:
         ConfigError: `run.folder` is not set.
         CheckpointError: The folder cannot be written, another process trains in it, or it holds a run of another
@@ -38,6 +40,7 @@ class RunFolder:
     def __init__(self, config: Config) -> None:
         if config.run.folder is None:
             raise ConfigError([Problem("run.folder", "is not set", "set it to the folder that should keep the run")])
+        self._config = config
         self.path = Path(config.run.folder)
         self.config_file = self.path / "config.yaml"
         self.rollouts = self.path / "rollouts"
@@ -53,6 +56,18 @@ class RunFolder:
         except CheckpointError:
             self.close()
             raise
+
+    def keep_config(self) -> None:
+        """Write what has changed since the run began, and the config with it.
+
+        Raises:
+            CheckpointError: It cannot be written.
+        """
+        if self.changed:
+            when = datetime.now(UTC).isoformat(timespec="seconds")
+            changes = [str(change) for change in (*self.changed.guarded, *self.changed.free)]
+            Journal(self.path / "changes.jsonl").append({"time": when, "changes": changes})
+            write_atomically(self.config_file, HEADER + to_yaml(self._config))
 
     def close(self) -> None:
         """Let another process have the folder."""
@@ -70,12 +85,12 @@ class RunFolder:
         )
 
     def _claim(self, config: Config) -> Difference | None:
-        """Write `config.yaml`, unless the folder holds something that this config may not go on with."""
+        """Raise where the folder holds something that this config may not go on with; return what differs."""
         changed = self._changed(config)
-        if changed is not None and changed.late:
-            lines = "\n".join(f"  {change}" for change in changed.late)
+        if changed is not None and changed.fixed:
+            lines = "\n".join(f"  {change}" for change in changed.fixed)
             raise CheckpointError(
-                f"the run in {self.path} goes on with the critic that it has, so this would have no effect:\n{lines}",
+                f"{self.path} holds a run that can only go on as it began, in this:\n{lines}",
                 remedy="set it as it was, or take another run.folder",
             )
         if changed is not None and changed.guarded and not config.run.allow_changes:
@@ -84,11 +99,8 @@ class RunFolder:
                 f"{self.path} holds a run of another config:\n{lines}",
                 remedy="take another run.folder, set these keys as they were, or set run.allow_changes=true to go on",
             )
-        if changed:
-            when = datetime.now(UTC).isoformat(timespec="seconds")
-            changes = [str(change) for change in (*changed.guarded, *changed.free)]
-            Journal(self.path / "changes.jsonl").append({"time": when, "changes": changes})
-        write_atomically(self.config_file, HEADER + to_yaml(config))
+        if changed is None:
+            write_atomically(self.config_file, HEADER + to_yaml(config))
         return changed
 
     def _changed(self, config: Config) -> Difference | None:

@@ -39,7 +39,7 @@ class Run:
     step, and a killed run that goes on has the metrics of one that was never killed.
 
     Args:
-        config: Resolved; it is written to the folder.
+        config: Resolved; it is written to the folder: to that of a run that goes on, by `keep_config`.
         stop: Set from elsewhere, such as a signal handler, to end the run after the step that is under way.
         console: Where the run shows itself.
         clock: Counts seconds.
@@ -112,6 +112,14 @@ class Run:
         if not self._ends:
             return None
         return "patience" if self.best.patience_is_out else "stop"
+
+    def keep_config(self) -> None:
+        """Write the config to the folder of a run that goes on with it: once its checkpoint is loaded.
+
+        Raises:
+            CheckpointError: It cannot be written.
+        """
+        self._folder.keep_config()
 
     def steps(self, total: int, *, resume_from: int = 0) -> Iterator[int]:
         """The steps that are still to be made, 1 to `total`; fewer once a stop is asked for or patience is out.

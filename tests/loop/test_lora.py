@@ -115,12 +115,13 @@ def test_a_run_does_not_go_on_where_adapters_do_not_fit(tmp_path: Path) -> None:
     model = tiny_model_folder(tmp_path / "model")
     config = small_config(tmp_path, {**on_a_model(model), "run": {"steps": 1, "folder": str(tmp_path / "run")}})
     train(config_from_dict(config))
+    recorded = (tmp_path / "run" / "config.yaml").read_text()
     config["run"] |= {"steps": 2, "allow_changes": True}
     for change, message in (
-        ({"lora_rank": 2}, "model.lora_rank is 2, and was 3"),
-        ({"lora_alpha": 8}, "model.lora_alpha is 8, and was 32"),
-        ({"lora_targets": ["q_proj"]}, r"model.lora_targets is \['q_proj'\], and was"),
-        ({"lora_rank": 0}, "is of a run that trained adapters"),
+        ({"lora_rank": 2}, r"model.lora_rank: 3 -> 2\n  -> set it as it was"),
+        ({"lora_alpha": 8}, r"model.lora_alpha: 32 -> 8\n"),
+        ({"lora_targets": ["q_proj"]}, r"model.lora_targets: all-linear -> \[q_proj\]\n"),
+        ({"lora_rank": 0}, r"model.lora_rank: 3 -> 0\n"),
     ):
         with pytest.raises(CheckpointError, match=message):
             train(config_from_dict({**config, "model": {**config["model"], **change}}))
@@ -135,6 +136,8 @@ def test_a_run_does_not_go_on_where_adapters_do_not_fit(tmp_path: Path) -> None:
     save_file({name: tensor + 1 for name, tensor in weights.items()}, model / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"the weights of .* are others"):
         train(config_from_dict(config))
+    assert (tmp_path / "run" / "config.yaml").read_text() == recorded, "whatever refused it"
+    assert not (tmp_path / "run" / "changes.jsonl").exists()
     with pytest.raises(ModelError, match="no longer the model that it was trained on"):
         export(tmp_path / "run", tmp_path / "exported")
     shutil.rmtree(model)

@@ -94,7 +94,9 @@ def test_a_critic_that_comes_later_from_nowhere_is_told_before_anything_changes(
 def test_another_critic_path_is_refused_where_the_run_has_a_critic(tmp_path: Path) -> None:
     run = run_to(tmp_path, 1, going_on())
     recorded = (run / "config.yaml").read_text()
-    with pytest.raises(CheckpointError, match=r"no effect:\n  critic\.path: null -> .*nowhere\n  -> set it as it was"):
+    with pytest.raises(
+        CheckpointError, match=r"as it began, in this:\n  critic\.path: null -> .*nowhere\n  -> set it as it was"
+    ):
         run_to(tmp_path, 2, going_on(path=str(tmp_path / "nowhere")))
     assert (run / "config.yaml").read_text() == recorded
 

@@ -46,11 +46,19 @@ def test_where_a_critic_begins_can_be_said_once():
 
     other = with_critic("critic.path=reward_model", "critic.lr=1e-4")
     found = difference(with_critic(), other)
-    assert [change.key for change in found.late] == ["critic.path"]
+    assert [change.key for change in found.fixed] == ["critic.path"]
     assert [change.key for change in found.guarded] == ["critic.lr"]
     begun_without = difference(load_config(None, ENOUGH), other)
-    assert begun_without.late == ()
+    assert begun_without.fixed == ()
     assert "critic.path" in [change.key for change in begun_without.guarded]
+
+
+@pytest.mark.parametrize("change", ["model.lora_rank=8", "model.lora_alpha=8", "model.lora_targets=[q_proj]"])
+def test_what_adapters_are_never_changes(change: str):
+    began = [*ENOUGH, "model.lora_rank=16"]
+    found = difference(load_config(None, began), load_config(None, [*began, change, "run.allow_changes=true"]))
+    assert [change.key for change in found.fixed] == [change.partition("=")[0]]
+    assert found.guarded == ()
 
 
 def test_other_changes_are_guarded_and_shown_with_both_values():

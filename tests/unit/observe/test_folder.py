@@ -59,6 +59,9 @@ def test_allowed_changes_are_made_and_logged(tmp_path: Path) -> None:
     RunFolder(config_of(tmp_path)).close()
     train_a_step(tmp_path)
     folder = RunFolder(config_of(tmp_path, run={"allow_changes": True}, rollout={"n": 4}, checkpoint={"every": 5}))
+    assert load_config(folder.config_file, need_data=False, need_reward=False).rollout.n == 8, "not yet"
+    assert not (tmp_path / "changes.jsonl").exists()
+    folder.keep_config()
     folder.close()
     assert folder.changed
     assert [change.key for change in folder.changed.guarded] == ["rollout.n"]
@@ -70,7 +73,9 @@ def test_allowed_changes_are_made_and_logged(tmp_path: Path) -> None:
 def test_free_changes_need_no_permission(tmp_path: Path) -> None:
     RunFolder(config_of(tmp_path)).close()
     train_a_step(tmp_path)
-    RunFolder(config_of(tmp_path, run={"steps": 7}, checkpoint={"every": 3})).close()
+    folder = RunFolder(config_of(tmp_path, run={"steps": 7}, checkpoint={"every": 3}))
+    folder.keep_config()
+    folder.close()
     assert load_config(tmp_path / "config.yaml", need_data=False, need_reward=False).run.steps == 7
 
 
