@@ -49,7 +49,8 @@ class Difference:
 def difference(old: Config, new: Config) -> Difference:
     """Compare two resolved configs by the rule for resuming: where a run is kept, how long it goes on, what is saved,
     evaluated and tracked, and on which devices in which layout, may change freely, although numbers may differ in their
-    last bits then; what the policy learns from may not. From what a critic began and of what size adapters are is fixed."""
+    last bits then; what the policy learns from may not. From what a critic began, and what adapters are, is
+    fixed."""
     changes = [
         Change(key, before, after)
         for key in leaf_keys()

@@ -114,8 +114,10 @@ def _range_text(annotation: Any, metadata: Iterable[Any] = ()) -> str:
             for info in get_args(member)[1:]:
                 limits += _limits(info.metadata if isinstance(info, FieldInfo) else [info])
         if get_origin(bare) is tuple:
-            inner = _range_text(get_args(bare)[0])
-            limits += [f"each {inner}"] if inner else []
+            inner = [_range_text(argument) for argument in get_args(bare) if argument is not Ellipsis]
+            alike = len(set(inner)) == 1
+            if any(inner):
+                limits.append(f"each {inner[0]}" if alike else "; then ".join(text or "any" for text in inner))
     return ", ".join(dict.fromkeys(limits))
 
 

@@ -24,6 +24,12 @@ def test_every_option_and_preset_is_in_both_forms():
         assert f"algorithm.preset={preset}" in markdown
 
 
+def test_numbers_of_a_list_are_shown_with_the_range_of_each():
+    text = render_text()
+    assert "  algorithm.correction_range = [0.0, 2.0]    [list of 2 numbers, >= 0, <= 1; then >= 1]\n" in text
+    assert "  trainer.betas = [0.9, 0.999]    [list of 2 numbers, each >= 0, < 1]\n" in text
+
+
 def test_an_option_is_shown_with_default_type_range_and_meaning():
     assert (
         "  rollout.top_k = null    [integer | null, >= 1]\n"
