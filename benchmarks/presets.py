@@ -1,4 +1,4 @@
-"""Trains every preset on two-digit addition with the same number of responses, and draws their learning curves.
+"""Trains every preset on two-digit addition with about the same number of responses, and draws their learning curves.
 
     python -m benchmarks.presets train runs/presets                       all, and what spoils them, one by one
     python -m benchmarks.presets train runs/presets dapo ppo              these
@@ -190,18 +190,14 @@ def draw(curves: Mapping[str, Curve], picture: Path) -> None:
 def table(curves: Mapping[str, Curve]) -> str:
     """The same in numbers, as Markdown."""
     lines = [
-        "| Preset | Prompts x responses | Updates per step | Learning rate | Responses to 0.8 | Responses | Accuracy |",
-        "|---|---|---|---|---|---|---|",
+        "| Preset | Prompts x responses | Updates per step | Learning rate | Responses | Accuracy |",
+        "|---|---|---|---|---|---|",
     ]
     for name, curve in curves.items():
         config = config_of(name, Path("warm"), {})
-        first = next(
-            (drawn for drawn, value in zip(curve.responses, curve.accuracy, strict=True) if value >= 0.8), None
-        )
         end = f"{curve.accuracy[-1]:.3f} ± {curve.stderr[-1]:.3f}"
         step = f"{config.data.prompts_per_step} x {config.rollout.n}"
-        to_most = "-" if first is None else f"{first:,}"
-        cells = [f"`{name}`", step, str(updates_per_step(config)), show(config.trainer.lr), to_most]
+        cells = [f"`{name}`", step, str(updates_per_step(config)), show(config.trainer.lr)]
         lines.append("| " + " | ".join([*cells, f"{curve.responses[-1]:,}", end]) + " |")
     return "\n".join(lines)
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from tandem.cli import app
 from tandem.config.load import load_config
+from tandem.config.presets import PRESETS
 from tandem.config.reference import render_markdown as render_config
 from tandem.config.schema import SECTIONS, leaf_keys
 from tandem.config.verl_names import answer
@@ -78,6 +79,17 @@ def test_every_command_that_trains_an_example_has_a_config_that_is_accepted(monk
     assert any("algorithm.preset" in override for _, *overrides in found for override in overrides)
     for path, *overrides in found:
         resolve_here(load_config(Path(path), overrides))
+
+
+def test_every_preset_with_the_config_of_the_readme_is_accepted_as_the_page_says(tmp_path: Path) -> None:
+    (described,) = (block for block in blocks(ROOT / "README.md", "yaml") if block.text.startswith("# run.yaml"))
+    (tmp_path / "run.yaml").write_text(described.text)
+    lines = [line for block in blocks(ROOT / "docs" / "algorithms.md", "") for line in block.text.splitlines()]
+    found = [shlex.split(line)[3:] for line in lines if line.startswith("tandem train run.yaml")]
+    assert len(found) == 3
+    fitted = {overrides[0].partition("=")[2]: overrides for overrides in found}
+    for preset in PRESETS:
+        load_config(tmp_path / "run.yaml", fitted.get(preset, [f"algorithm.preset={preset}"]))
 
 
 @pytest.mark.parametrize("page", written_pages(), ids=lambda page: page.name)
