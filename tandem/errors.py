@@ -7,6 +7,7 @@ Each carries what is wrong and a remedy, so that the message alone is enough to 
     ├── DataError          a data file, a column or a row
     ├── ModelError         a model folder, a tokenizer, an architecture
     ├── RewardError        the reward function: cannot be loaded or called, or too many responses without a reward
+    ├── FunctionError      an advantage or loss function of the user's own (also a ValueError)
     ├── PhaseError         a call outside of the phase in which it is legal
     ├── CheckpointError    a checkpoint or run folder that cannot be written, read or resumed
     ├── ClusterError       workers that cannot be started: no Ray, too few devices, an address that does not answer
@@ -40,6 +41,10 @@ class ModelError(TandemError):
 
 class RewardError(TandemError):
     """The reward function cannot be loaded or called, or too many responses are without a reward."""
+
+
+class FunctionError(TandemError, ValueError):
+    """An advantage or a loss function of the user's own asks for, or returns, what it cannot."""
 
 
 class PhaseError(TandemError):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tandem.algorithm.protocols import Loss, LossFunction
+from tandem.algorithm.own_function import check_function
+from tandem.algorithm.protocols import AdvantageFunction, Loss, LossFunction
 from tandem.config.schema import Config
 from tandem.data.examples import check_examples
 from tandem.data.prompts import Prompts, check_data
@@ -35,7 +36,11 @@ class Plan:
 
 
 def prepare(
-    config: Config, reward: Callable[..., object] | None = None, loss: Loss | LossFunction | None = None
+    config: Config,
+    *,
+    reward: Callable[..., object] | None = None,
+    advantage: AdvantageFunction | None = None,
+    loss: Loss | LossFunction | None = None,
 ) -> Plan:
     """Resolve the config, look at reward, model and data, and tokenise the prompts; no weights are read.
 
@@ -45,7 +50,7 @@ def prepare(
     console = Console()
     config = resolve_here(config)
     with console.task("looking at reward, model and data"):
-        _check(config, reward, loss)
+        _check(config, reward, advantage, loss)
     with console.task("reading the prompts"):
         tokenizer = load_tokenizer(config.model)
         seed = config.run.seed
@@ -57,12 +62,18 @@ def prepare(
     return Plan(config, prompts, held_out, num_steps)
 
 
-def _check(config: Config, reward: Callable[..., object] | None, loss: Loss | LossFunction | None) -> None:
+def _check(
+    config: Config,
+    reward: Callable[..., object] | None,
+    advantage: AdvantageFunction | None,
+    loss: Loss | LossFunction | None,
+) -> None:
     one_worker = config.reward.model_copy(update={"workers": 1})
     checks: list[Callable[[], None]] = [
         lambda: start_rewards(one_worker, reward).close(),  # it loads the function, as all will later
         lambda: _check_model(config),
         lambda: check_devices(config),
+        lambda: _check_advantage(advantage),
         lambda: check_loss(config, loss),
         lambda: check_reference(config),
         lambda: check_critic(config),
@@ -74,6 +85,11 @@ def _check(config: Config, reward: Callable[..., object] | None, loss: Loss | Lo
     errors = list({str(error): error for error in found}.values())  # of a model that several ask for: once
     if errors:
         raise errors[0] if len(errors) == 1 else SeveralErrors(errors)
+
+
+def _check_advantage(advantage: AdvantageFunction | None) -> None:
+    if advantage is not None:
+        check_function("advantage", advantage, AdvantageFunction)
 
 
 def _check_model(config: Config) -> None:

@@ -13,6 +13,7 @@ from tandem.algorithm.group_advantages import (
     reinforce_plus_plus_baseline_advantages,
     rloo_advantages,
 )
+from tandem.algorithm.own_function import call_function, check_function
 from tandem.algorithm.protocols import AdvantageFunction
 from tandem.algorithm.signals import Signals
 from tandem.algorithm.token_advantages import (
@@ -23,6 +24,7 @@ from tandem.algorithm.token_advantages import (
 )
 from tandem.batch import Rewards, Rollouts
 from tandem.config.algorithm import AlgorithmConfig
+from tandem.errors import FunctionError
 
 ADVANTAGES: Mapping[str, Callable[[AlgorithmConfig, Signals], Tensor]] = {
     "grpo": lambda config, signals: grpo_advantages(
@@ -74,7 +76,7 @@ def estimate_advantages(
 
     Raises:
         ValueError: A valid reward is not finite; something that the config asks for is missing or does not fit;
-            `function` returned no tensor, a wrong shape or something not finite.
+            `function` cannot be called, or returned no tensor, a wrong shape or something not finite (FunctionError).
     """
     signals = Signals(config, rewards, rollouts, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, values=values)
     if function is None:
@@ -118,26 +120,33 @@ def _own_advantages(
     """What the user's function returns, checked, and 0 where it must have no effect."""
     valid, mask = signals.valid, signals.mask
     # Copies: what a function does to them in place must not change the rollouts.
-    advantages: object = function(
-        rewards=signals.rewards.to(rewards.values.dtype),
-        valid=valid.clone(),
-        group_ids=signals.group_ids.clone(),
-        response_mask=mask.clone(),
-        components={name: component.clone() for name, component in rewards.components.items()},
-        baselines=None if rewards.baselines is None else rewards.baselines.clone(),
-        values=None if values is None else torch.where(mask, values, 0.0).float(),
-    )
+    given = {
+        "rewards": signals.rewards.to(rewards.values.dtype),
+        "valid": valid.clone(),
+        "group_ids": signals.group_ids.clone(),
+        "response_mask": mask.clone(),
+        "components": {name: component.clone() for name, component in rewards.components.items()},
+        "baselines": None if rewards.baselines is None else rewards.baselines.clone(),
+        "values": None if values is None else torch.where(mask, values, 0.0).float(),
+    }
+    check_function("advantage", function, AdvantageFunction)
+    advantages = call_function("advantage", function, given)
     if not isinstance(advantages, Tensor):
-        raise ValueError(
-            f"the advantage function {function!r} must return a tensor, it returned a {type(advantages).__name__}"
+        raise FunctionError(
+            f"the advantage function {function!r} must return a tensor, it returned a {type(advantages).__name__}",
+            remedy="return a tensor of the shape of `rewards` or of `response_mask`",
         )
     if advantages.shape not in (valid.shape, mask.shape):
-        raise ValueError(
+        raise FunctionError(
             f"the advantage function {function!r} must return shape {tuple(valid.shape)} or {tuple(mask.shape)}, "
-            f"it returned {tuple(advantages.shape)}"
+            f"it returned {tuple(advantages.shape)}",
+            remedy="return one number for each response, or for each of its tokens",
         )
     used = valid if advantages.ndim == 1 else mask
     advantages = torch.where(used, advantages.detach().float(), 0.0)
     if not bool(advantages.isfinite().all()):
-        raise ValueError(f"the advantage function {function!r} returned a value that is not finite")
+        raise FunctionError(
+            f"the advantage function {function!r} returned a value that is not finite",
+            remedy="look for a division by 0 or by a spread of 0; `valid` says which responses have a reward",
+        )
     return advantages

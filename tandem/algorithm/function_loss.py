@@ -10,7 +10,9 @@ from torch import Tensor
 
 from tandem.algorithm.loss_inputs import LossInputs
 from tandem.algorithm.masked import Aggregation, check_aggregation, masked_sum
+from tandem.algorithm.own_function import call_function, check_function
 from tandem.algorithm.protocols import LossFunction, LossOutput
+from tandem.errors import FunctionError
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,10 @@ class FunctionLoss:
         needs_reference: Whether the function needs `ref_logprobs`.
         needs_entropy: Whether it needs `entropy`, with gradient.
         idle_without_advantage: Promise that a response of advantage 0 has no gradient: such responses are then not run.
+
+    Raises:
+        FunctionError: The function asks for what there is not.
+        ValueError: `aggregation` and `constant_length` are no pair.
     """
 
     function: LossFunction
@@ -33,6 +39,7 @@ class FunctionLoss:
     idle_without_advantage: bool = False
 
     def __post_init__(self) -> None:
+        check_function("loss", self.function, LossFunction)
         check_aggregation(self.aggregation, self.constant_length)
 
     def __call__(
@@ -53,8 +60,8 @@ class FunctionLoss:
             As `ClippedSurrogate`, without the metrics that belong to clipping.
 
         Raises:
-            ValueError: The function returned no tensor with a gradient, or neither one number nor a loss for each
-                token.
+            FunctionError: The function returned no tensor with a gradient, or neither one number nor a loss for each
+                token; or it failed where something that it names was not there.
         """
         inputs = LossInputs.inside(
             response_mask,
@@ -77,27 +84,32 @@ class FunctionLoss:
 
     def _call(self, inputs: LossInputs, weights: Float[Tensor, "b L"]) -> Float[Tensor, "..."]:
         """One number or the losses of tokens."""
-        result: object = self.function(
-            logprobs=inputs.logprobs,
-            old_logprobs=inputs.old_logprobs,
-            ref_logprobs=inputs.ref_logprobs,
-            advantages=inputs.advantages,
-            response_mask=inputs.mask,
-            weights=weights,
-            entropy=inputs.entropy,
-        )
+        # Copies: what a function does to them in place must change neither the weights nor what is reported.
+        given = {
+            "logprobs": inputs.logprobs,
+            "old_logprobs": inputs.old_logprobs,
+            "ref_logprobs": inputs.ref_logprobs,
+            "advantages": inputs.advantages,
+            "response_mask": inputs.mask,
+            "weights": weights,
+            "entropy": inputs.entropy,
+        }
+        copies = {name: None if matrix is None else matrix.clone() for name, matrix in given.items()}
+        result = call_function("loss", self.function, copies)
         if not isinstance(result, Tensor):
-            raise ValueError(
-                f"the loss function {self.function!r} must return a tensor, it returned a {type(result).__name__}"
+            raise FunctionError(
+                f"the loss function {self.function!r} must return a tensor, it returned a {type(result).__name__}",
+                remedy="return the losses of tokens, a tensor of the shape of `logprobs`",
             )
         if inputs.logprobs.requires_grad and not result.requires_grad:
-            raise ValueError(
-                f"the loss function {self.function!r} returned a tensor without a gradient: it must be computed from "
-                "`logprobs`, not detached"
+            raise FunctionError(
+                f"the loss function {self.function!r} returned a tensor without a gradient",
+                remedy="compute it from `logprobs`, not detached",
             )
         if result.shape not in (torch.Size(), inputs.mask.shape):
-            raise ValueError(
+            raise FunctionError(
                 f"the loss function {self.function!r} must return one number or token losses of shape "
-                f"{tuple(inputs.mask.shape)}, it returned shape {tuple(result.shape)}"
+                f"{tuple(inputs.mask.shape)}, it returned shape {tuple(result.shape)}",
+                remedy="return the losses of tokens as they are: Tandem sums them up",
             )
         return result

@@ -145,7 +145,7 @@ class ClippedSurrogate:
 
 def as_loss(loss: Loss | LossFunction, like: Loss) -> Loss:
     """The loss itself, or a plain function as a `FunctionLoss` with the aggregation of `like`."""
-    if isinstance(loss, Loss):
+    if isinstance(loss, Loss) and not isinstance(loss, type):  # a class has all that its objects have
         return loss
     return FunctionLoss(loss, aggregation=like.aggregation, constant_length=like.constant_length)
 

@@ -1,7 +1,7 @@
 """What an advantage function and a loss look like, for those who bring their own.
 
-Both are called with keywords only. A function names those that it needs and ends in `**_` for the rest, so that it goes
-on working when there are more of them:
+Both are called with keywords only, and get those that they name. For a type checker a function ends in `**_`, which
+takes the rest:
 
     def loss(*, logprobs, advantages, response_mask, **_):
         return -advantages * logprobs

@@ -13,6 +13,7 @@ from tandem.algorithm.losses import as_loss
 from tandem.algorithm.protocols import Loss, LossFunction
 from tandem.batch import CriticUpdate, Rollouts, UpdateResult
 from tandem.config.model import ModelConfig
+from tandem.errors import FunctionError
 from tandem.hybrid.phases import PhaseHandle, Watch
 from tandem.hybrid.train_settings import TrainSettings
 from tandem.hybrid.worker import Worker
@@ -152,6 +153,11 @@ class TrainPhase(PhaseHandle):
             ValueError: Shapes do not fit, an advantage is not finite, or the old log-probs are of a cut distribution.
         """
         self.check_open()
+        if not isinstance(advantages, Tensor):
+            raise FunctionError(
+                f"advantages must be a tensor, they are a {type(advantages).__name__}",
+                remedy="torch.as_tensor(advantages) makes one of numbers and of numpy arrays",
+            )
         advantages = advantages.detach().to("cpu", torch.float32)
         per_token = advantages[:, None] if advantages.ndim == 1 else advantages
         _check_shapes(

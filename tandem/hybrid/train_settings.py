@@ -35,8 +35,15 @@ class TrainSettings:
 
 
 def check_loss(config: Config, loss: Loss | LossFunction | None) -> None:
-    """Raise ConfigError where a loss of one's own takes the place of terms that the config has weights for."""
+    """Look at a loss of one's own.
+
+    Raises:
+        FunctionError: It asks for what there is not.
+        ConfigError: It takes the place of terms that the config has weights for.
+    """
     algorithm = config.algorithm
+    if loss is not None:
+        as_loss(loss, ClippedSurrogate())
     terms = [
         ("algorithm.kl_coef", 0.0 if algorithm.kl_in_reward else algorithm.kl_coef, "needs_reference"),
         ("algorithm.entropy_coef", algorithm.entropy_coef, "needs_entropy"),

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import tandem as td
-from tandem.errors import PhaseError
+from tandem.errors import FunctionError, PhaseError
 from tests.unit.hybrid.made import contrast, prompts_of, rollout, start_tiny, worker_of
 
 
@@ -44,6 +44,12 @@ def test_after_an_error_in_a_phase_the_next_one_can_begin(workers: td.Workers) -
     with pytest.raises(ZeroDivisionError), workers.train_phase():
         raise ZeroDivisionError
     assert len(rollout(workers)) == 16
+
+
+def test_advantages_that_are_no_tensor_are_named(workers: td.Workers) -> None:
+    rollouts = rollout(workers)
+    with workers.train_phase() as trainer, pytest.raises(FunctionError, match=r"are a ndarray\n.*torch\.as_tensor"):
+        trainer.update(rollouts, contrast(rollouts).numpy())
 
 
 def test_a_handle_works_inside_of_its_block_only(workers: td.Workers) -> None:
