@@ -96,7 +96,10 @@ class VllmWeights:
         self._policy_version: int | None = None  # of the weights; None = there are none
 
     def load(self, training: TrainingSide, policy_version: int) -> Moved | None:
-        """See `RolloutSide`."""
+        """See `RolloutSide`. Where a call of vLLM's was interrupted, on any rank, it is started anew first."""
+        if any(self._ranks.gather(self.engine.is_broken)):
+            self.engine.restart(self.engine.sleep_level)
+            self._policy_version = None
         if self._policy_version == policy_version:
             return None
         begin = time.perf_counter()

@@ -15,7 +15,8 @@ import itertools
 import tempfile
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,7 +90,8 @@ class VllmEngine:
         self._numbers = itertools.count()
         self._open: dict[str, Answer] = {}
         self._awake = False
-        self._sleep_level = 2  # weights are not kept: they will be sent
+        self.is_broken = False  # a call of vLLM's came to no end, so that nothing is known of its state: `restart`
+        self.sleep_level = 2  # on GPUs: weights are not kept, they will be sent; 1 = they are, in the host's memory
         self._llm = self._start()
 
     def _start(self) -> Any:
@@ -121,7 +123,7 @@ class VllmEngine:
         self._end.atexit = False
         gc.unfreeze()
         if self._sleeps:
-            llm.sleep(self._sleep_level)
+            llm.sleep(self.sleep_level)
         return llm
 
     def _arguments(self, folder: str) -> dict[str, Any]:
@@ -162,7 +164,7 @@ class VllmEngine:
     @property
     def keeps_weights(self) -> bool:
         """Whether the weights outlive a sleep."""
-        return not self._sleeps or self._sleep_level == 1
+        return not self._sleeps or self.sleep_level == 1
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Take over the policy's weights, in place. All names of a tied tensor are given.
@@ -187,19 +189,32 @@ class VllmEngine:
         self._forget_prefixes()
 
     def sleep(self) -> None:
-        """See `Engine`: on GPUs weights and KV cache go, on CPUs vLLM lets go of nothing. What is still open is given up."""
+        """See `Engine`: on GPUs weights and KV cache go, on CPUs vLLM lets go of nothing. Open streams end."""
         self._drop([*self._open])
         if self._sleeps and self._awake:
-            self._llm.sleep(self._sleep_level)
+            self._llm.sleep(self.sleep_level)
         self._awake = False
+
+    @contextmanager
+    def _unbroken(self) -> Generator[None]:
+        """A call that changes what vLLM knows of its requests. Ctrl-C, or an error, may end it halfway."""
+        if self.is_broken:
+            raise PhaseError(
+                "vLLM was interrupted in its work", remedy="begin another rollout phase: it starts anew then"
+            )
+        self.is_broken = True
+        yield
+        self.is_broken = False
 
     def restart(self, sleep_level: int) -> None:
         """Make the engine anew, without weights, asleep."""
         self._end()
         del self._llm
-        self._sleep_level = sleep_level
+        self._open.clear()
+        self.sleep_level = sleep_level
         self._awake = False
         self._llm = self._start()
+        self.is_broken = False
 
     def _forget_prefixes(self) -> None:
         done = self._llm.reset_prefix_cache()
@@ -272,20 +287,25 @@ class VllmEngine:
         from vllm.inputs import tokens_input
 
         number = str(next(self._numbers))
-        self._llm.add_request(number, tokens_input(list(tokens)), params)
-        self._open[number] = Answer(tokens)
+        with self._unbroken():
+            self._llm.add_request(number, tokens_input(list(tokens)), params)
+            self._open[number] = Answer(tokens)
         return number
 
     def _advance(self) -> None:
         """One step of all requests, those of other streams included."""
-        for output in self._llm.step():
-            self._open[output.request_id].take(output)
+        with self._unbroken():
+            for output in self._llm.step():
+                self._open[output.request_id].take(output)
 
     def _drop(self, numbers: Sequence[str]) -> None:
+        if self.is_broken:  # all of them end with it
+            return
         there = [number for number in numbers if number in self._open]  # else given up by a sleep
-        self._llm.abort_request([number for number in there if not self._open[number].finished])
-        for number in there:
-            del self._open[number]
+        with self._unbroken():
+            self._llm.abort_request([number for number in there if not self._open[number].finished])
+            for number in there:
+                del self._open[number]
 
     def _seeds(self, prompts: Sequence[Prompt], options: SamplingOptions) -> list[list[int | None]]:
         """Of each response."""
