@@ -72,17 +72,22 @@ def write_moments(folder: Path, moments: Mapping[str, Shard], *, lead: bool = Tr
     write(folder / "optimizer", moments, lead=lead)
 
 
-def read_moments(checkpoint: Path, into: Mapping[str, Shard]) -> None:
+def read_moments(folder: Path, into: Mapping[str, Shard], *, checkpoint: Path | None = None) -> None:
     """Fill the shards of `into`, in place, from the tensors of the same names.
+
+    Args:
+        folder: The checkpoint, or that of another model within it.
+        into: By name.
+        checkpoint: Where `folder` lies. None = it is the checkpoint.
 
     Raises:
         CheckpointError: A file is damaged, a tensor missing or of another shape.
     """
     try:
-        read(checkpoint / "optimizer", into)
+        read(folder / "optimizer", into)
     except (ValueError, OSError) as error:
         raise CheckpointError(
-            f"{checkpoint} cannot be loaded: {error}",
+            f"{checkpoint or folder} cannot be loaded: {error}",
             remedy="it belongs to another model, or is damaged: delete this checkpoint folder to use an older one",
         ) from error
 

@@ -38,6 +38,7 @@ class CriticSide:
         ranks: Those that train it together.
         mesh: Over which its weights are spread. None = this rank has all of them.
         path: Where the weights come from. None = the body of the policy as it is now, without adapters, and a new head.
+        key: What gave the path, for messages.
         policy, policy_shards: The policy's model, and its weights by the names that they have without adapters.
 
     Raises:
@@ -51,6 +52,7 @@ class CriticSide:
         mesh: DeviceMesh | None,
         *,
         path: str | None,
+        key: str,
         policy: PreTrainedModel,
         policy_shards: Mapping[str, Shard],
     ) -> None:
@@ -61,7 +63,7 @@ class CriticSide:
         self._alone = mesh is None
         source = options.model.model_copy(update={"path": path, "new": None, "lora_rank": 0})
         model = value_skeleton(
-            policy.config if path is None else read_config(source, key="critic.path"),
+            policy.config if path is None else read_config(source, key=key),
             attention=attention_name(source),
             trust_remote_code=source.trust_remote_code,
         )
@@ -71,7 +73,7 @@ class CriticSide:
             if path is None:
                 take_body(model, shards, policy, policy_shards)
             else:
-                read_value_weights(source, model, shards, names=self._names)
+                read_value_weights(source, model, shards, names=self._names, key=key)
 
         self.critic = Critic(model, body_dtype=options.dtype)
         self.weights: Weights
@@ -137,7 +139,7 @@ class CriticSide:
 
     def load(self, folder: Path, state: Mapping[str, Any]) -> None:
         """Take up moments and counters. The weights were loaded from the folder when this was made."""
-        read_moments(folder, self._moments())
+        read_moments(folder, self._moments(), checkpoint=folder.parent)
         self.num_updates = int(state["num_updates"])
         self.trained.optimizer.skipped_in_row = int(state["skipped_in_row"])
 

@@ -113,10 +113,10 @@ class TrainingSide:
             CheckpointError: It is damaged, or belongs to another model.
         """
         try:
-            critic = self._make_critic(str(folder))
+            critic = self._make_critic(str(folder), key="critic")
         except ModelError as error:
             raise CheckpointError(
-                f"{folder} cannot be loaded: {error.message}",
+                f"{folder.parent} cannot be loaded: {error.message}",
                 remedy="it is damaged: delete this checkpoint folder to use an older one",
             ) from error
         critic.load(folder, state)
@@ -125,15 +125,16 @@ class TrainingSide:
     def _loaded_critic(self) -> CriticSide:
         if self.critic is None:
             assert self.options.critic is not None, "there is no critic"
-            self.critic = self._make_critic(self.options.critic.path)
+            self.critic = self._make_critic(self.options.critic.path, key="critic.path")
         return self.critic
 
-    def _make_critic(self, path: str | None) -> CriticSide:
+    def _make_critic(self, path: str | None, *, key: str) -> CriticSide:
         return CriticSide(
             self.options,
             self.ranks,
             self._mesh,
             path=path,
+            key=key,
             policy=self.policy.model,
             policy_shards=self.engine_shards(),  # of an adapted one the base's
         )

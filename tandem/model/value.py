@@ -95,7 +95,7 @@ def take_body(
 
 @torch.no_grad()
 def read_value_weights(
-    source: ModelConfig, model: PreTrainedModel, shards: Mapping[str, Shard], *, names: FileNames
+    source: ModelConfig, model: PreTrainedModel, shards: Mapping[str, Shard], *, names: FileNames, key: str = _KEY
 ) -> None:
     """Read this rank's part of the value model at `source.path`, in place. Where files have no head, it is zeros.
 
@@ -104,6 +104,7 @@ def read_value_weights(
         model: Materialised.
         shards: Of all parameters, by the model's names.
         names: Of the model's tensors in files.
+        key: What gave the path, for messages.
 
     Raises:
         ModelError: The folder lacks weights, or they do not fit the config.
@@ -116,7 +117,7 @@ def read_value_weights(
         read(folder, into, find=names.find)
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"{_KEY}: the weights of {source.path!r} cannot be loaded: {error}",
+            f"{key}: the weights of {source.path!r} cannot be loaded: {error}",
             remedy="the folder must hold a language model, or a classifier with one label, with all its safetensors "
             "files",
         ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -222,11 +223,24 @@ def test_a_run_that_had_no_critic_begins_with_one_and_a_damaged_one_is_told(tmp_
         values, _ = step(workers, 1)
         assert not values.any()
         save(workers, tmp_path / "saved")
-    file = tmp_path / "saved" / "critic" / "model" / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-4])
-    damaged = pytest.raises(CheckpointError, match=r"critic cannot be loaded: .*is damaged")
-    with start_tiny(tmp_path / "saved" / "model", config=PPO) as workers, damaged:
-        load(workers, tmp_path / "saved")
+    critic = tmp_path / "saved" / "critic"
+    for file in (critic / "optimizer" / "model.safetensors", critic / "model" / "model.safetensors"):
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-4])
+        _refused(tmp_path / "saved", str(file))
+        file.write_bytes(whole)
+    shutil.rmtree(critic)
+    _refused(tmp_path / "saved", "does not exist")
+
+
+def _refused(checkpoint: Path, reason: str) -> None:
+    """The whole checkpoint is what to delete; no key of the config is to blame."""
+    with start_tiny(checkpoint / "model", config=PPO) as workers, pytest.raises(CheckpointError) as caught:
+        load(workers, checkpoint)
+    assert str(caught.value).startswith(f"{checkpoint} cannot be loaded: ")
+    assert reason in str(caught.value)
+    assert "delete this checkpoint folder" in str(caught.value)
+    assert "critic.path" not in str(caught.value)
 
 
 def adapted(ranks: Ranks, model: Path, folder: Path) -> tuple[Tensor, Tensor]:
