@@ -45,6 +45,7 @@ def check_value_model(source: ModelConfig, *, vocab_size: int, max_sequence: int
     value_class = _class_of(config)
     problems = [_no_class(config)] if value_class is None else support_problems(config, value_class, _KEY)
     problems += weights_problems(resolve_model_path(str(source.path), key=_KEY), key=_KEY)
+    problems += _label_problems(config, str(source.path))
     problems += fit_problems(config, _KEY, str(source.path), vocab_size=vocab_size, max_sequence=max_sequence)
     if problems:
         raise together(problems)
@@ -121,6 +122,15 @@ def read_value_weights(
             remedy="the folder must hold a language model, or a classifier with one label, with all its safetensors "
             "files",
         ) from error
+
+
+def _label_problems(config: PreTrainedConfig, path: str) -> list[ModelError]:
+    """A language model has no head for labels, whatever number its config has by default."""
+    is_classifier = any(name.endswith("Classification") for name in config.architectures or ())
+    if not is_classifier or config.num_labels == 1:
+        return []
+    message = f"{_KEY}: {path!r} is a classifier with {config.num_labels} labels, and a value is one number"
+    return [ModelError(message, remedy="give a language model, or a classifier with one label")]
 
 
 def _class_of(config: PreTrainedConfig) -> type[PreTrainedModel] | None:

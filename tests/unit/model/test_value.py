@@ -106,6 +106,10 @@ def test_a_classifier_with_several_labels_is_no_value_model(tmp_path: Path) -> N
     with pytest.raises(ModelError, match=r"critic\.path: .*score\.weight has shape \(3, 64\), not \(1, 64\)") as caught:
         read_back(tmp_path / "classifier")
     assert "one label" in str(caught.value)
+    with pytest.raises(ModelError, match=r"critic\.path: .*classifier' is a classifier with 3 labels"):
+        check_value_model(ModelConfig(path=str(tmp_path / "classifier")), vocab_size=104, max_sequence=10)
+    AutoModelForSequenceClassification.from_pretrained(policy, num_labels=1).save_pretrained(tmp_path / "reward_model")
+    check_value_model(ModelConfig(path=str(tmp_path / "reward_model")), vocab_size=104, max_sequence=10)
 
 
 def test_what_speaks_against_a_value_model_is_said_at_once(tmp_path: Path) -> None:
