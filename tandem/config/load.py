@@ -55,8 +55,8 @@ def to_yaml(config: Config) -> str:
     return "\n".join(write_text({name: content}) for name, content in sections.items())
 
 
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _plain_value(value) for key, value in values.items()}
+def _plain(values: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(key): _plain_value(value) for key, value in values.items()}  # keys are texts, as those of YAML
 
 
 def _plain_value(value: Any) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
+from typing import Any
 
 import torch
 
@@ -125,7 +126,7 @@ class VllmWeights:
                 f"vLLM's log-probs of one fixed sequence differ from the trainer's by {difference:.3g} in the mean "
                 f"(relative to their size), where rounding accounts for {most:g} at most: its weights are not the "
                 "policy's, or it computes something else with them",
-                remedy="set rollout.engine=embedded; please report the model and vLLM's version",
+                remedy=_remedy(self._training.options.vllm_options),
             )
         if self._ranks.rank == 0:
             Console().warn(
@@ -163,6 +164,11 @@ class VllmWeights:
         expected = torch.tensor(self._expected, dtype=torch.float64)
         mean = ((found - expected).abs().mean() / (1 + expected.abs().mean())).nan_to_num(nan=float("inf"))
         return max(self._ranks.gather(float(mean)))
+
+
+def _remedy(vllm_options: Mapping[str, Any]) -> str:
+    report = "set rollout.engine=embedded; please report the model and vLLM's version"
+    return f"leave out rollout.vllm_options ({', '.join(vllm_options)}), or {report}" if vllm_options else report
 
 
 def _probe(vocabulary: int, length: int) -> Rollouts:

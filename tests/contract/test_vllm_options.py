@@ -48,17 +48,27 @@ def test_what_vllm_cannot_do_is_told_before_weights_are_read(tmp_path: Path) -> 
 def test_one_response_at_a_time_and_one_token_of_each(tmp_path: Path, cache: str) -> None:
     """The least cache that starts is the one that the error names. Prompt and response may be a token each."""
     folder = folder_of(tmp_path / "model")
-    lengths = {"max_response_length": 1, "max_concurrent": 1}
-    config = {"data": {"max_prompt_length": 1}, "rollout": lengths}
+    rollout_section: dict[str, float] = {"max_response_length": 1, "max_concurrent": 1}
+    config = {"data": {"max_prompt_length": 1}, "rollout": rollout_section}
     if cache == "least":
+        rollout_section["kv_cache_gib"] = 1e-6
         with pytest.raises(ModelError, match=r"set it to \S+ or more") as raised:
-            start_with("vllm", folder, {"rollout": {**lengths, "kv_cache_gib": 1e-6}, "data": {"max_prompt_length": 1}})
-        least = float(str(raised.value).partition("set it to ")[2].split()[0])
-        config["rollout"]["kv_cache_gib"] = least
+            start_with("vllm", folder, config)
+        rollout_section["kv_cache_gib"] = float(str(raised.value).partition("set it to ")[2].split()[0])
     with start_with("vllm", folder, config) as workers, workers.rollout_phase() as phase:
         rollouts = phase.generate([td.Prompt((5,), ""), td.Prompt((6,), "", prompt_id=1)], n=2, step=1)
         assert rollouts.response_lengths.tolist() == [1] * 4
     assert gap(workers, rollouts) < TOLERANCE
+
+
+@NEEDS_VLLM
+def test_an_option_that_changes_the_log_probs_is_found_at_the_first_wake(tmp_path: Path) -> None:
+    options = {"vllm_options": {"kv_cache_dtype": "fp8", "block_size": 64}}
+    with (
+        start_with("vllm", folder_of(tmp_path / "model"), {"rollout": options}) as workers,
+        pytest.raises(ModelError, match=r"\n .*leave out rollout\.vllm_options \(kv_cache_dtype, block_size\), or"),
+    ):
+        rollout(workers)
 
 
 @NEEDS_VLLM

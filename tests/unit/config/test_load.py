@@ -226,3 +226,11 @@ def test_without_data_a_loop_of_the_users_own_says_what_a_step_is():
 def test_free_options_hold_finite_numbers(key: str, tmp_path: Path):
     with pytest.raises(ConfigError, match=rf"{key}: holds \.inf or \.nan"):
         load_config(None, [*ENOUGH[key == "model.new" :], f"{key}={{architecture: x, k: [{{a: .nan}}]}}"])
+
+
+def test_names_that_are_numbers_are_texts_in_a_dict_as_in_a_file():
+    values = {"model": {"path": "policy"}, "rollout": {"engine": "vllm", "vllm_options": {1: 2}}}
+    config = config_from_dict(values, need_data=False, need_reward=False)
+    assert config.rollout.vllm_options == {"1": 2}
+    read = load_config(None, [*ENOUGH, "rollout.engine=vllm", "rollout.vllm_options={1: 2}"])
+    assert read.rollout.vllm_options == config.rollout.vllm_options
