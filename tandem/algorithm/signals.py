@@ -93,6 +93,13 @@ _REMEDIES = {
 }
 
 
+_SUSPECTS = {
+    "old_logprobs": "the weights may have diverged",
+    "ref_logprobs": "the reference (algorithm.reference, where it is set) may hold weights that are not finite",
+    "values": "the critic's weights may have diverged (lower critic.lr), or those of critic.path are not finite",
+}
+
+
 def _needed(name: str, given: Tensor | None, mask: Bool[Tensor, "B L"], reason: str) -> Float[Tensor, "B L"]:
     """`given` in float64 and without gradient; ValueError unless it is there, fits and is finite in the mask."""
     if given is None:
@@ -102,5 +109,5 @@ def _needed(name: str, given: Tensor | None, mask: Bool[Tensor, "B L"], reason: 
             f"`{name}` must have shape {tuple(mask.shape)}, one entry for each token, not {tuple(given.shape)}"
         )
     if bool((mask & ~given.isfinite()).any()):
-        raise ValueError(f"{reason}: `{name}` are not finite on some tokens in the loss; the weights may have diverged")
+        raise ValueError(f"{reason}: `{name}` are not finite on some tokens in the loss; {_SUSPECTS[name]}")
     return given.detach().double()

@@ -46,6 +46,9 @@ class RewardConfig(Section):
         description="The last so many tokens before max_response_length cost reward, more with each token (DAPO's soft "
         "punishment of long responses). 0 = off.",
     )
-    overlong_penalty: Positive = Field(
-        1.0, description="What a response that fills the whole overlong_buffer loses, in the reward's own unit."
+    overlong_penalty: float = Field(
+        1.0,
+        gt=0,
+        le=1_000_000,
+        description="What a response that fills the whole overlong_buffer loses, in the reward's own unit.",
     )

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from tandem.config import Config, leaf_keys
 from tandem.config.option import option
+from tandem.config.reward import RewardConfig
 from tandem.config.rollout import RolloutConfig
 
 
@@ -37,6 +38,14 @@ def test_sections_are_closed_and_frozen():
 def test_types_are_strict(n: object):
     with pytest.raises(ValidationError):
         RolloutConfig.model_validate({"n": n})
+
+
+@pytest.mark.parametrize("penalty", [0, 1e300, 1.1e6])
+def test_a_penalty_stays_in_the_range_of_rewards(penalty: float):
+    """In float32 an infinite one would make rewards that are not finite."""
+    with pytest.raises(ValidationError, match="overlong_penalty"):
+        RewardConfig(overlong_penalty=penalty)
+    assert RewardConfig(overlong_penalty=1e6).overlong_penalty == 1e6
 
 
 def test_importing_the_config_imports_no_torch():
