@@ -171,7 +171,17 @@ def lora_problems(config: ModelConfig, model: PreTrainedModel) -> list[ModelErro
                     remedy=f"its layers are {', '.join(names)}; the embedding and the head have no adapters",
                 )
             )
+    largest = max((min(layer.weight.shape) for layer in _target_layers(config, model)), default=config.lora_rank)
+    if config.lora_rank > largest:  # the product of the factors has this rank at most
+        message = f"model.lora_rank is {config.lora_rank}, and no layer that gets adapters is wider than {largest}"
+        remedy = f"set it to {largest} at most; or to 0, which trains all weights"
+        problems.append(ModelError(message, remedy=remedy))
     return problems
+
+
+def _target_layers(config: ModelConfig, model: PreTrainedModel) -> list[nn.Linear | Conv1D]:
+    names = target_names(model, config.lora_targets)
+    return [layer for name, layer in _linear_layers(model).items() if _last(name) in names]
 
 
 def _linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear | Conv1D]:
@@ -186,9 +196,7 @@ def _linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear | Conv1D]:
 
 def num_adapter_parameters(config: ModelConfig, model: PreTrainedModel) -> int:
     """How many numbers the adapters of this model, a `skeleton`, have; 0 without adapters."""
-    names = target_names(model, config.lora_targets)
-    shapes = [layer.weight.shape for name, layer in _linear_layers(model).items() if _last(name) in names]
-    return config.lora_rank * sum(sum(shape) for shape in shapes)
+    return config.lora_rank * sum(sum(layer.weight.shape) for layer in _target_layers(config, model))
 
 
 def _is_transposed(model: PreTrainedModel) -> bool:

@@ -207,6 +207,21 @@ def test_what_cannot_get_adapters_is_said_before_weights_are_read(tmp_path: Path
     assert facts.num_parameters > 10_000
 
 
+@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "GPT2LMHeadModel"])
+def test_a_rank_above_that_of_every_weight_is_refused(tmp_path: Path, architecture: str) -> None:
+    """All linear layers of the tiny models have a side of 64 at most, and one with no shorter side."""
+    config = ModelConfig(path=str(tiny_model_folder(tmp_path / "model", architecture)), lora_rank=64)
+    assert check_model(config).num_adapter_parameters > 0
+    with pytest.raises(ModelError, match=r"model\.lora_rank is 65, .* wider than 64\n.*set it to 64 at most"):
+        check_model(config.model_copy(update={"lora_rank": 65}))
+
+
+def test_the_largest_rank_is_that_of_the_layers_that_get_adapters(tmp_path: Path) -> None:
+    config = ModelConfig(path=str(tiny_model_folder(tmp_path / "model")), lora_rank=33, lora_targets=["k_proj"])
+    with pytest.raises(ModelError, match="wider than 32"):
+        check_model(config)
+
+
 @pytest.mark.parametrize("file", ["adapter_config.json", "base.json", "adapter_model.safetensors"])
 def test_a_damaged_adapter_is_a_model_error(tmp_path: Path, file: str) -> None:
     _, _, folder = saved(tmp_path, "Qwen3ForCausalLM")
