@@ -16,7 +16,7 @@ from tandem.observe.run import Run, evaluation_text
 from tandem.prepare import Plan
 
 
-def show_start(run: Run, workers: Workers, plan: Plan, done: int) -> None:
+def show_start(run: Run, workers: Workers, plan: Plan, done: int, *, own_advantage: bool = False) -> None:
     """A table of what is about to run."""
     config, facts = plan.config, workers.facts
     name = config.model.path or "new"
@@ -31,8 +31,10 @@ def show_start(run: Run, workers: Workers, plan: Plan, done: int) -> None:
         f"{raw if plan.prompts.has_raw_despite_template else ''}",
         "step": f"{config.data.prompts_per_step} prompts x {rollout.n} responses, "
         f"at most {rollout.max_response_length} tokens each, temperature {rollout.temperature:g}",
+        **_rewards(config),
+        "algorithm": _algorithm(algorithm, workers.loss, own_advantage=own_advantage),
         "update": f"{_updates(responses, trainer.mini_batch_responses, trainer.update_epochs)}, lr {trainer.lr:g} "
-        f"{trainer.lr_schedule}, {_loss(workers.loss, algorithm)}",
+        f"{trainer.lr_schedule}",
         **_critic(config),
         "old log-probs": _OLD_LOGPROBS[algorithm.old_logprobs],
         "held out": ", ".join(
@@ -70,15 +72,19 @@ def show_end(run: Run) -> None:
     title = {"stop": "Stopped", "patience": "No gain any more: stopped", None: "Finished"}[run.ended_by]
     again = ["the same command goes on from the last checkpoint"] if run.ended_by == "stop" else []
     tandem = _command()
+    only_adapters = f"only the adapters, for peft: {tandem} export {run.folder} --to my-adapter --adapter"
+    adapter = [only_adapters] if run.config.model.lora_rank > 0 else []
     next_steps = [
         *again,
         f"use the model: {tandem} export {run.folder} --to my-model",
+        *adapter,
         "change anything: add options to the command, such as trainer.lr=1e-5 run.folder=runs/other",
         f"all options: {tandem} config",
     ]
     run.console.finish(title, table, next_steps)
 
 
+_STD_OF = {"group": "the group", "batch": "the step"}
 _OLD_LOGPROBS = {
     "update": "the update's own: every ratio is 1",
     "rollout": "kept while sampling",
@@ -105,16 +111,30 @@ def _devices(config: Config) -> str:
     return ", ".join([*parts, *(["deterministic"] if cluster.deterministic else [])])
 
 
-def _loss(loss: Loss, algorithm: AlgorithmConfig) -> str:
-    """What updates descend on: what the config describes, or what was passed in its place."""
-    parts = ["a loss of your own", loss.aggregation]
+def _algorithm(algorithm: AlgorithmConfig, loss: Loss, *, own_advantage: bool) -> str:
+    """Advantage and loss: what the config describes, or what was passed in its place."""
+    std = "" if algorithm.normalize_std == "none" else f" / std of {_STD_OF[algorithm.normalize_std]}"
+    advantage = "an advantage of your own" if own_advantage else algorithm.advantage + std
+    parts = [advantage, "a loss of your own", loss.aggregation]
     if isinstance(loss, ClippedSurrogate):
-        parts = [f"clip {loss.clip_low:g}/{loss.clip_high:g}", loss.aggregation]
+        parts = [advantage, loss.surrogate, f"clip {loss.clip_low:g}/{loss.clip_high:g}", loss.aggregation]
     if algorithm.kl_in_reward:
-        parts.append(f"KL {algorithm.kl_coef:g} in the reward")
+        parts.append(f"KL {algorithm.kl_coef:g} by {algorithm.kl_estimator} in the reward")
     elif isinstance(loss, ClippedSurrogate):
-        parts.append(f"KL {loss.kl_coef:g}")
-    return ", ".join(parts)
+        parts.append(f"KL {loss.kl_coef:g} by {loss.kl_estimator} in the loss" if loss.kl_coef > 0 else "no KL")
+    return (f"{algorithm.preset}: " if algorithm.preset else "") + ", ".join(parts)
+
+
+def _rewards(config: Config) -> dict[str, str]:
+    """What becomes of rewards before advantages are made of them."""
+    algorithm, reward, longest = config.algorithm, config.reward, config.rollout.max_response_length
+    table: dict[str, str] = {}
+    if algorithm.idle_groups == "resample":
+        table["drawn again"] = f"groups without contrast, in at most {algorithm.max_resample} batches per step"
+    if reward.overlong_buffer > 0:
+        free = longest - reward.overlong_buffer
+        table["long responses"] = f"beyond {free} tokens they pay, up to {reward.overlong_penalty:g} at {longest}"
+    return table
 
 
 def _critic(config: Config) -> dict[str, str]:

@@ -66,7 +66,7 @@ def _train(
     ):
         done = workers.load_checkpoint({"prompts": prompts, "run": run}, allow_changes=config.run.allow_changes)
         run.keep_config()
-        show_start(run, workers, plan, done)
+        show_start(run, workers, plan, done, own_advantage=advantage is not None)
         if done == 0:
             warm_start(workers, config.sft, config.data, seed=seed, console=run.console)
             workers.keep_reference()

@@ -32,13 +32,26 @@ PLAIN_EVERY_S = 30.0  # between progress lines of one task where there is no ter
 # metric -> label and width of its cell in the line of a step
 CELLS: Mapping[str, tuple[str, int]] = {
     "reward/mean": ("reward", 6),
+    "critic/value_mean": ("value", 6),
     "rollout/response_length_mean": ("length", 6),
     "policy/kl": ("kl", 6),
     "policy/ratio_mean": ("ratio", 5),
     "timing_s/step": ("seconds", 5),
 }
-DROPPED_WHEN_NARROW = ("policy/ratio_mean", "rollout/response_length_mean", "policy/kl", "timing_s/step")
-ALERTS: Mapping[str, str] = {"reward/invalid": "invalid", "policy/skipped_updates": "skipped"}
+DROPPED_WHEN_NARROW = (
+    "policy/ratio_mean",
+    "critic/value_mean",
+    "rollout/response_length_mean",
+    "policy/kl",
+    "timing_s/step",
+)
+# metric -> label, the value up to which nothing is said, and style of its cell at the end of the line
+REMARKS: Mapping[str, tuple[str, float, str]] = {
+    "critic/explained_variance": ("explained", -math.inf, ""),
+    "rollout/batches": ("batches", 1, ""),
+    "reward/invalid": ("invalid", 0, "yellow"),
+    "policy/skipped_updates": ("skipped", 0, "yellow"),
+}
 
 
 class _Bar(BarColumn):
@@ -239,9 +252,11 @@ class Console:
         cells["left"] = _cell("left", duration(left).rjust(7 if self.live else 0))
         if evaluated in known:
             cells[evaluated] = _cell(evaluated.removeprefix("eval/"), formatted(evaluated, known[evaluated]), "green")
-        for name, label in ALERTS.items():
-            if known.get(name, 0) > 0:
-                cells[name] = _cell(label, formatted(name, known[name]), "yellow")
+        for name, (label, usual, style) in REMARKS.items():
+            if name in known and known[name] > usual:
+                cells[name] = _cell(label, formatted(name, known[name]), style)
+        if "critic/value_mean" in known and "policy/skipped_updates" not in known:
+            cells["warm-up"] = Text("warm-up: the critic alone")
         number = f"{step:>{len(str(total))}}/{total}" if self.live else f"{step}/{total}"
         head, gap = Text.assemble("step ", (number, "bold")), Text("  " if self.live else " ")
         line = gap.join([head, *cells.values()])

@@ -282,7 +282,9 @@ class Run:
             message = f"step {step}: {drawn.rewards.num_invalid} of {len(drawn.rollouts)} responses have no reward"
             self.console.warn("invalid rewards", message, detail)
         if drawn.num_missing:
-            message = f"step {step}: {drawn.num_missing} groups too few have contrast, of {drawn.num_batches} batches"
+            wanted = self.config.data.prompts_per_step
+            found = f"{wanted - drawn.num_missing} of {wanted} groups have contrast"
+            message = f"step {step}: drew {drawn.num_batches} batches, {found}"
             detail = "draw more (algorithm.max_resample), or take prompts that are neither too easy nor too hard"
             self.console.warn("too few groups with contrast", message, detail)
         if update is not None and update.num_skipped:

@@ -38,12 +38,12 @@ def test_a_function_is_summed_up_as_the_config_says(tmp_path: Path, capsys: pyte
     assert found["own"] == pytest.approx(found["configured"], rel=1e-4)
     assert found["wrapped"] == pytest.approx(found["mean"], rel=1e-4)
     assert found["own"] != pytest.approx(found["mean"], rel=0.1)
-    shown = [line.partition("constant, ")[2] for line in capsys.readouterr().out.splitlines() if "constant, " in line]
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("algorithm: ")]
     assert shown == [
-        "a loss of your own, sequence_sum",
-        "clip 0.2/0.2, sequence_sum, KL 0",
-        "a loss of your own, token_mean",
-        "clip 0.2/0.2, token_mean, KL 0",
+        "algorithm: grpo, a loss of your own, sequence_sum",
+        "algorithm: grpo, ppo_clip, clip 0.2/0.2, sequence_sum, no KL",
+        "algorithm: grpo, a loss of your own, token_mean",
+        "algorithm: grpo, ppo_clip, clip 0.2/0.2, token_mean, no KL",
     ]
 
 
@@ -61,4 +61,4 @@ def test_terms_that_a_loss_of_ones_own_has_not_are_refused(tmp_path: Path, loss:
 
 def test_a_penalty_in_the_reward_goes_with_any_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(run(tmp_path / "run", gradient, kl_coef=0.1, kl_place="reward")) == 2
-    assert "a loss of your own, token_mean, KL 0.1 in the reward" in capsys.readouterr().out
+    assert "a loss of your own, token_mean, KL 0.1 by k3 in the reward" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,8 @@ def test_fault_38_a_run_that_draws_groups_anew_is_killed_and_ends_with_the_same_
     assert {len({r["group"] for r in responses}) for responses in steps} > {3}, "some steps have fewer groups"
     ids = [sorted({response["prompt_id"] for response in responses}) for responses in steps]
     assert all(before[-1] < after[0] for before, after in pairwise(ids)), "each step draws new prompts"
-    assert "too few have contrast" in log.read_text()
+    assert re.search(r"warning: step \d: drew 3 batches, [0-2] of 3 groups have contrast", log.read_text())
+    assert "\ndrawn again: groups without contrast, in at most 3 batches per step\nlong responses: " in log.read_text()
 
 
 def test_a_run_with_greedy_baselines(tmp_path: Path) -> None:
