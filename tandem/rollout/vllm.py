@@ -10,6 +10,7 @@ of the inputs, and so the same inputs give the same responses on CPUs.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import itertools
 import tempfile
@@ -342,11 +343,18 @@ def _executor(ranks: Ranks, meeting: str) -> type[Any]:
     """
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher, UniProcExecutor
 
+    class InProcess(UniProcExecutor):
+        def _distributed_args(self) -> tuple[str, int, int]:
+            address, rank, device = super()._distributed_args()
+            if address.startswith("file://"):  # its group of one, which outlives the engine, meets in this file
+                atexit.register(Path(address.removeprefix("file://")).unlink, missing_ok=True)
+            return address, rank, device
+
     class InProcessGroup(ExecutorWithExternalLauncher):
         def _distributed_args(self) -> tuple[str, int, int]:
             return f"tandem:{meeting}", ranks.rank, 0  # of the devices, the only one that this process sees
 
-    return UniProcExecutor if ranks.alone else InProcessGroup
+    return InProcess if ranks.alone else InProcessGroup
 
 
 def _sampling_params(options: SamplingOptions, eos_ids: Set[int], seed: int | None, *, by_token: bool) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,6 +90,19 @@ def test_a_start_that_vllm_refuses_is_told_and_leaves_nothing_behind(tmp_path: P
         start_with("vllm", folder, {"rollout": {"vllm_options": {"block_size": 7}}})
     with start_with("vllm", folder) as workers:
         assert gap(workers, rollout(workers)) < TOLERANCE
+
+
+@NEEDS_VLLM
+def test_a_process_leaves_no_files_of_vllms(tmp_path: Path) -> None:
+    folder, temporary = folder_of(tmp_path / "model"), tmp_path / "temporary"
+    temporary.mkdir()
+    program = (
+        "from pathlib import Path; from tests.contract.engines import start_with\n"
+        f"with start_with('vllm', Path({str(folder)!r})): pass\n"
+        f"assert list(Path({str(temporary)!r}).glob('vllm_dist_*')), 'what should be gone in the end'"
+    )
+    subprocess.run([sys.executable, "-c", program], env={**os.environ, "TMPDIR": str(temporary)}, check=True)
+    assert not list(temporary.glob("vllm_dist_*"))
 
 
 @pytest.mark.skipif(is_installed(), reason="vLLM is installed")
