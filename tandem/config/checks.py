@@ -140,7 +140,8 @@ def _long_responses(config: Config) -> Iterator[Conflict]:
     buffer, limit = config.reward.overlong_buffer, config.rollout.max_response_length
     if buffer >= limit:
         message = f"is {buffer}, so with {keys[1]}={limit} every response would be too long"
-        yield Conflict(keys, message, f"set it below {limit}; DAPO takes a fifth of the length, {limit // 5}")
+        usual = f"; DAPO takes a fifth of the length, {limit // 5}" if limit >= 5 else " (0 = off)"
+        yield Conflict(keys, message, f"set it below {limit}{usual}")
 
 
 def _critic(config: Config) -> Iterator[Conflict]:

@@ -46,6 +46,15 @@ class Given:
     problems: list[Problem] = field(default_factory=list)
     is_complete: bool = True  # False where a file could not be read, so that what is missing is not known
 
+    def has(self, path: KeyPath) -> bool:
+        """Whether there is a value at `path`; one that a program has given has no place."""
+        values: object = self.values
+        for name in path:
+            if not isinstance(values, dict) or name not in values:
+                return False
+            values = values[name]
+        return True
+
     def place(self, path: KeyPath) -> Place | None:
         """The place of `path`; without one, of a key inside of it, or of the nearest key around it."""
         if path in self.places:

@@ -188,6 +188,6 @@ def _rests_on(conflict: Conflict, broken: set[str]) -> bool:
 
 def _located(conflict: Conflict, given: Given) -> Problem:
     paths = [tuple(key.split(".")) for key in conflict.keys]
-    placed = [path for path in paths if path in given.places]
-    where = given.where(placed[0] if placed else paths[0])
+    found = [path for path in paths if given.has(path)]
+    where = given.where(found[0] if found else paths[0])
     return Problem(conflict.keys[0], conflict.message, conflict.remedy, where)

@@ -84,6 +84,10 @@ def test_some_length_is_free_of_the_penalty(buffer: int):
         "long -> set it below 100; DAPO takes a fifth of the length, 20"
     ]
     load_config(None, [*ENOUGH, "rollout.max_response_length=100", "reward.overlong_buffer=99"])
+    assert messages("rollout.max_response_length=4", "reward.overlong_buffer=4") == [
+        "reward.overlong_buffer: is 4, so with rollout.max_response_length=4 every response would be too long -> set "
+        "it below 4 (0 = off)"
+    ]
 
 
 def test_the_policy_learns_after_the_critics_warm_up():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.config import Config, leaf_keys, load_config, resolve_config
+from tandem.config import Config, config_from_dict, leaf_keys, load_config, resolve_config
 from tandem.config.checks import updates_per_step
 from tandem.config.display import show
 from tandem.config.option import choices
@@ -85,6 +85,23 @@ def test_a_conflict_with_the_preset_names_the_preset():
     assert problem.key == "trainer.mini_batch_responses"
 
 
+def test_the_users_own_value_is_not_the_presets():
+    """A program's values have no line, nor are they of the command line."""
+    with pytest.raises(ConfigError) as caught:
+        config_from_dict(
+            {
+                "model": {"path": "Qwen/Qwen3-0.6B"},
+                "data": {"train": "train.parquet"},
+                "reward": {"function": "exact_match"},
+                "algorithm": {"preset": "notes"},
+                "rollout": {"n": 1},
+            }
+        )
+    assert [(problem.key, problem.where) for problem in caught.value.problems] == [("rollout.n", None)]
+
+
 def test_an_unknown_preset_is_an_error():
     with pytest.raises(ConfigError, match=r"did you mean dr_grpo\?"):
         load_config(None, [*ENOUGH, "algorithm.preset=drgrpo"])
+    with pytest.raises(ConfigError, match=r"got \"foo\", expected notes \| grpo \| .* \| ppo \| null$"):  # none is near
+        load_config(None, [*ENOUGH, "algorithm.preset=foo"])
