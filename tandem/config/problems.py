@@ -114,7 +114,7 @@ def _remedy(key: str, value: Any, got: str) -> str | None:
         return f'put it in quotes: "{got}"'
     if text and option(key).type.startswith("list"):
         return f"write a list: [{quote(text)}]"
-    near = difflib.get_close_matches(text.lower().replace("-", "_"), words, n=1, cutoff=0.5) if text else []
+    near = difflib.get_close_matches(text.lower().replace("-", "_"), words, n=1, cutoff=0.6) if text else []
     return f"did you mean {near[0]}?" if near else None
 
 
