@@ -124,7 +124,8 @@ METRICS: Mapping[str, Metric] = {
         "share",
         "mean",
         ".3f",
-        "How much of the returns' variance the critic foresaw: 1 = all, 0 = no more than their mean.",
+        "How much of the returns' variance the critic foresaw: 1 = all, 0 = no more than their mean; null where they "
+        "are all equal.",
         "critic/vf_explained_var",
     ),
     "critic/clip_fraction": Metric(
