@@ -66,7 +66,7 @@ def _copy_model(source: Path, folder: Path, dtype: str) -> None:
     )
     if is_adapter(source):
         shutil.copy(source / f"{STEM}.safetensors", folder)
-        merge_adapter(folder, dtype=DTYPES[dtype])
+        merge_adapter(folder, dtype=DTYPES[dtype], source=source)
         return
     write_dtype(folder, DTYPES[dtype])
     copy(source, folder, dtype=DTYPES[dtype])

@@ -89,8 +89,8 @@ def _check_same(model: ModelConfig, base: ModelConfig, saved: Path) -> None:
         found = fingerprint(str(base.path))
     except ModelError as error:
         raise CheckpointError(
-            f"{saved.parent} holds adapters, and their base is gone: {error.message}",
-            remedy=f"bring back the model that model.path was: {recorded.path}",
+            f"{saved.parent} holds adapters, and their base cannot be read: {error.message}",
+            remedy=f"bring it back to {base.path} as it was, or take another run.folder to begin anew",
         ) from error
     was = read_adapter_config(saved)
     now = {
@@ -108,7 +108,7 @@ def _check_same(model: ModelConfig, base: ModelConfig, saved: Path) -> None:
     if found != recorded.fingerprint:
         raise CheckpointError(
             f"{saved.parent} holds adapters for {recorded.path!r} as it was; the weights of {base.path!r} are others",
-            remedy="bring back the model that model.path was, or take another run.folder to begin anew",
+            remedy=f"bring the weights of then back to {base.path}, or take another run.folder to begin anew",
         )
 
 
@@ -121,8 +121,9 @@ def _keep_base(model: ModelConfig, folder: Path, *, seed: int) -> None:
                 built = build_model(new_config(model.new, tokenizer), seed=seed, device=torch.device("cpu"))
                 save_model(built, partial, tokenizer=tokenizer)
             else:
-                shutil.copytree(resolve_model_path(str(model.path)), partial, dirs_exist_ok=True)
-                merge_adapter(partial, dtype=torch.float32)
+                source = Path(resolve_model_path(str(model.path)))
+                shutil.copytree(source, partial, dirs_exist_ok=True)
+                merge_adapter(partial, dtype=torch.float32, source=source)
     except OSError as error:
         raise CheckpointError(
             f"the base of the adapters cannot be written to {folder}: {error}",

@@ -106,7 +106,7 @@ def find_base(folder: Path) -> str:
     except ModelError as error:
         raise ModelError(
             f"{folder} holds an adapter, and the model that it belongs to cannot be read: {error.message}",
-            remedy=f"bring it back to {recorded.path}: an adapter is of use beside its base only",
+            remedy=f"bring it back to {path}: an adapter is of use beside its base only",
         ) from error
     if found != recorded.fingerprint:
         raise ModelError(

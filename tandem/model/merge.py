@@ -16,7 +16,7 @@ from tandem.model.source import weights_folder
 from tandem.model.tensor_files import copy, stored_tensors
 
 
-def merge_adapter(folder: Path, *, dtype: torch.dtype) -> None:
+def merge_adapter(folder: Path, *, dtype: torch.dtype, source: Path | None = None) -> None:
     """Make the folder of an adapter one of a whole model, in place. Does nothing where it is one.
 
     Of the weights no more than a few megabytes are in memory.
@@ -24,6 +24,7 @@ def merge_adapter(folder: Path, *, dtype: torch.dtype) -> None:
     Args:
         folder: As `save_adapter` writes it.
         dtype: Of the weights that are written. The sums are taken in float32.
+        source: The adapter that `folder` is a copy of, by which messages name it. It may lie beside its base.
 
     Raises:
         ModelError: The adapter is damaged; its base is gone, or another model by now.
@@ -31,7 +32,7 @@ def merge_adapter(folder: Path, *, dtype: torch.dtype) -> None:
     """
     if not is_adapter(folder):
         return
-    base = weights_folder(find_base(folder))
+    base = weights_folder(find_base(source or folder))
     deltas = read_deltas(folder)
     names = FileNames(skeleton(read_config(ModelConfig(path=str(folder)))))
     stored_names = {piece.name: stored_name for stored_name, piece in names.find(stored_tensors(base)).items()}

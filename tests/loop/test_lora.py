@@ -18,7 +18,7 @@ from tandem import config_from_dict, train
 from tandem.checkpoint import complete_checkpoints
 from tandem.errors import CheckpointError, ModelError
 from tandem.export import export
-from tests.loop.small_run import differences, metrics_of, run_command, small_config, start_command, traces_of
+from tests.loop.small_run import MODEL, differences, metrics_of, run_command, small_config, start_command, traces_of
 from tests.loop.small_run import write_config as written
 from tests.loop.test_learning import learnt, lines_of
 from tests.loop.test_resume import kill_when
@@ -109,6 +109,26 @@ def test_evaluate_finds_adapters_in_a_run_and_in_a_checkpoint(tmp_path: Path) ->
     )
     assert of_run == of_checkpoint
     assert len(of_run) > 2
+
+
+def test_a_run_that_was_moved_is_exported_with_the_base_beside_it_and_a_damaged_base_is_named(tmp_path: Path) -> None:
+    run = run_in(tmp_path, {"run": {"steps": 1, "folder": str(tmp_path / "run")}})
+    expected = logits_of(AutoModelForCausalLM.from_pretrained(export(run, tmp_path / "before")))
+    moved = run.rename(tmp_path / "moved")
+    found = logits_of(AutoModelForCausalLM.from_pretrained(export(moved, tmp_path / "after")))
+    assert torch.equal(found, expected)
+
+    file = moved / "base" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(ModelError) as caught:
+        export(moved, tmp_path / "exported")
+    assert f"{complete_checkpoints(moved)[-1] / 'model'} holds an adapter" in str(caught.value)
+    assert "partial" not in str(caught.value)
+    config = small_config(tmp_path, {"model": {**MODEL, **LORA["model"]}, "run": {"steps": 2, "folder": str(moved)}})
+    with pytest.raises(CheckpointError) as caught:
+        train(config_from_dict(config))
+    assert "their base cannot be read" in str(caught.value)
+    assert f"bring it back to {moved / 'base'} as it was" in str(caught.value)
 
 
 def test_a_run_does_not_go_on_where_adapters_do_not_fit(tmp_path: Path) -> None:
