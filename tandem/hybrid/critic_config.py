@@ -10,6 +10,7 @@ from tandem.config.schema import Config
 from tandem.errors import ConfigError, Problem
 from tandem.model.facts import plain_config
 from tandem.model.source import resolve_model_path
+from tandem.model.tokenizer import check_same_tokens
 from tandem.model.value import check_value_class, check_value_model
 
 
@@ -47,6 +48,7 @@ def check_critic(config: Config, *, of_run: bool = True) -> None:
         vocab_size=policy.vocab_size,
         max_sequence=config.data.max_prompt_length + config.rollout.max_response_length if of_run else None,
     )
+    check_same_tokens(model, critic.path, key="critic.path")
 
 
 def check_critic_warmup(config: Config, num_steps: int) -> None:

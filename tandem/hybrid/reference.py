@@ -13,6 +13,7 @@ from tandem.errors import CheckpointError
 from tandem.hybrid.adapted import base_source, may_change
 from tandem.model.facts import check_reference_model, plain_config
 from tandem.model.source import resolve_model_path
+from tandem.model.tokenizer import check_same_tokens
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,13 @@ def check_reference(config: Config, *, of_run: bool = True) -> None:
     run_folder = Path(config.run.folder) if of_run and config.run.folder is not None else None
     source, kept = find_reference(config, run_folder, needed=config.algorithm.kl_coef > 0)
     if config.algorithm.reference is not None:
+        path = str(source.path if kept is None else kept.source)
         check_reference_model(
-            source if kept is None else source.model_copy(update={"path": str(kept.source)}),
+            source.model_copy(update={"path": path}),
             vocab_size=plain_config(config.model).vocab_size,
             max_sequence=config.data.max_prompt_length + config.rollout.max_response_length if of_run else None,
         )
+        check_same_tokens(config.model, path, key="algorithm.reference")
     elif run_folder and kept and not kept.folder.exists() and find_checkpoint(run_folder) is not None:
         raise CheckpointError(
             f"algorithm.kl_coef={config.algorithm.kl_coef:g} needs the model of before the first step, which the "

@@ -101,6 +101,34 @@ def tokenizer_size(tokenizer: PreTrainedTokenizerBase) -> int:
     return max(tokenizer.get_vocab().values()) + 1
 
 
+def check_same_tokens(policy: ModelConfig, path: str, *, key: str) -> None:
+    """Raise ModelError where a second model, at the config key `key`, has a tokenizer by which ids mean other tokens.
+
+    Names of special tokens are not compared. Of a folder without a tokenizer, or of a hub name, nothing is said.
+    """
+    folder = resolve_model_path(path, key=key)
+    if isinstance(folder, str) or not (folder / "tokenizer.json").is_file():
+        return
+    try:
+        second = load_tokenizer(policy.model_copy(update={"path": str(folder), "new": None, "tokenizer": None}))
+    except ModelError:  # it is not used
+        return
+    ours, theirs = _ordinary(load_tokenizer(policy)), _ordinary(second)
+    others = [token for token in sorted(ours.keys() & theirs.keys()) if ours[token] != theirs[token]]
+    if others:
+        example = f"{others[0]} is {theirs[others[0]]!r} there, and {ours[others[0]]!r} for the policy"
+        raise ModelError(
+            f"{key}: {path!r} has another tokenizer: {len(others)} ids are other tokens, such as {example}",
+            remedy="give a model with the policy's tokenizer",
+        )
+
+
+def _ordinary(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """Its tokens by id, without those that were added to the vocabulary."""
+    added = tokenizer.get_added_vocab()
+    return {number: token for token, number in tokenizer.get_vocab().items() if token not in added}
+
+
 def _no_tokenizer(key: str, name: str, reason: str) -> ModelError:
     return ModelError(
         f"{key}: no tokenizer can be read from {name!r}: {reason}",

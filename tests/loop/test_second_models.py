@@ -40,6 +40,16 @@ def test_a_model_that_cannot_read_what_the_policy_writes_is_refused(tmp_path: Pa
     assert not (tmp_path / "a" / "run").exists()
 
 
+@pytest.mark.parametrize(("second", "key"), [("critic", "critic.path"), ("reference", "algorithm.reference")])
+def test_a_model_to_which_ids_mean_other_tokens_is_refused(tmp_path: Path, second: str, key: str) -> None:
+    path = tiny_model_folder(tmp_path / "second", vocab_size=16, characters="1023456789+=")
+    with pytest.raises(ModelError) as caught:
+        run(tmp_path / "a", second, path)
+    expected = "has another tokenizer: 2 ids are other tokens, such as 2 is '1' there, and '0' for the policy"
+    assert f"{key}: {str(path)!r} {expected}" in str(caught.value)
+    assert not (tmp_path / "a" / "run").exists()
+
+
 def test_a_reference_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tiny_model_folder(tmp_path / "second", "MambaForCausalLM")
     with pytest.raises(ModelError, match=r"algorithm\.reference: MambaForCausalLM cannot be served"):
