@@ -153,13 +153,7 @@ class TrainPhase(PhaseHandle):
             ValueError: Shapes do not fit, an advantage is not finite, or the old log-probs are of a cut distribution.
         """
         self.check_open()
-        if not isinstance(advantages, Tensor):
-            raise FunctionError(
-                f"advantages must be a tensor, they are a {type(advantages).__name__}",
-                remedy="torch.as_tensor(advantages) makes one of numbers and of numpy arrays",
-            )
-        advantages = advantages.detach().to("cpu", torch.float32)
-        per_token = advantages[:, None] if advantages.ndim == 1 else advantages
+        per_token = _per_token(advantages)
         _check_shapes(
             rollouts,
             advantages=per_token,
@@ -243,3 +237,14 @@ def _kept_logprobs(rollouts: Rollouts) -> Float[Tensor, "B L"]:
             "from trainer.old_logprobs(rollouts) before the policy changes, with algorithm.old_logprobs=recompute"
         )
     return rollouts.rollout_logprobs
+
+
+def _per_token(advantages: object) -> Float[Tensor, "B _"]:
+    """As float32 on the CPU; those of responses as one column."""
+    if not isinstance(advantages, Tensor):
+        raise FunctionError(
+            f"advantages must be a tensor, they are a {type(advantages).__name__}",
+            remedy="torch.as_tensor(advantages) makes one of numbers and of numpy arrays",
+        )
+    advantages = advantages.detach().to("cpu", torch.float32)
+    return advantages[:, None] if advantages.ndim == 1 else advantages
