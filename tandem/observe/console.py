@@ -32,19 +32,12 @@ PLAIN_EVERY_S = 30.0  # between progress lines of one task where there is no ter
 # metric -> label and width of its cell in the line of a step
 CELLS: Mapping[str, tuple[str, int]] = {
     "reward/mean": ("reward", 6),
-    "critic/value_mean": ("value", 6),
     "rollout/response_length_mean": ("length", 6),
     "policy/kl": ("kl", 6),
     "policy/ratio_mean": ("ratio", 5),
     "timing_s/step": ("seconds", 5),
 }
-DROPPED_WHEN_NARROW = (
-    "policy/ratio_mean",
-    "critic/value_mean",
-    "rollout/response_length_mean",
-    "policy/kl",
-    "timing_s/step",
-)
+DROPPED_WHEN_NARROW = ("policy/ratio_mean", "rollout/response_length_mean", "policy/kl", "timing_s/step")
 # metric -> label, the value up to which nothing is said, and style of its cell at the end of the line
 REMARKS: Mapping[str, tuple[str, float, str]] = {
     "critic/explained_variance": ("explained", -math.inf, ""),
@@ -256,7 +249,7 @@ class Console:
             if name in known and known[name] > usual:
                 cells[name] = _cell(label, formatted(name, known[name]), style)
         if "critic/value_mean" in known and "policy/skipped_updates" not in known:
-            cells["warm-up"] = Text("warm-up: the critic alone")
+            cells["warm-up"] = Text("critic alone")
         number = f"{step:>{len(str(total))}}/{total}" if self.live else f"{step}/{total}"
         head, gap = Text.assemble("step ", (number, "bold")), Text("  " if self.live else " ")
         line = gap.join([head, *cells.values()])

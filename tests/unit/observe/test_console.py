@@ -63,14 +63,14 @@ def test_a_critic_and_batches_that_were_drawn_again_are_shown() -> None:
     console.step(2, 3, {"reward/mean": 0.5, **critic, "rollout/batches": 1.0})
     console.step(3, 3, {"reward/mean": 0.5, "rollout/batches": 3.0, "critic/explained_variance": math.nan})
     assert file.getvalue() == (
-        "step 2/3 reward 0.500 value 0.250 left 0.0 s explained 0.500\nstep 3/3 reward 0.500 left 0.0 s batches 3\n"
+        "step 2/3 reward 0.500 left 0.0 s explained 0.500\nstep 3/3 reward 0.500 left 0.0 s batches 3\n"
     )
 
 
 def test_a_step_of_the_critic_s_warm_up_says_so() -> None:
     console, file = plain()
     console.step(1, 2, {"critic/value_mean": 0.25, "policy/skipped_updates": math.nan})
-    assert file.getvalue() == "step 1/2 value 0.250 left 0.0 s warm-up: the critic alone\n"
+    assert file.getvalue() == "step 1/2 left 0.0 s critic alone\n"
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
