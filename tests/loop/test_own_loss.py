@@ -47,7 +47,11 @@ def test_a_function_is_summed_up_as_the_config_says(tmp_path: Path, capsys: pyte
     ]
 
 
-@pytest.mark.parametrize("loss", [gradient, td.FunctionLoss(gradient), td.ClippedSurrogate()], ids=str)
+@pytest.mark.parametrize(
+    "loss",
+    [gradient, td.FunctionLoss(gradient), td.ClippedSurrogate()],
+    ids=["function", "FunctionLoss", "ClippedSurrogate"],
+)
 def test_terms_that_a_loss_of_ones_own_has_not_are_refused(tmp_path: Path, loss: Loss | LossFunction) -> None:
     with pytest.raises(ConfigError) as caught:
         run(tmp_path / "run", loss, kl_coef=0.1, entropy_coef=0.01)
