@@ -22,9 +22,9 @@ from tandem.rollout.replicas import ReplicatedEngine
 from tandem.rollout.vllm import VllmEngine, VllmSettings
 from tandem.rollout.vllm_checks import cache_bytes_needed
 
-# Mean difference of a log-prob, over 1 + the mean size of one. Rounding to bfloat16 makes 0.001 of it in tiny models and
-# up to 0.013 in SmolLM2-135M, whose probe has log-probs of 15 nats: what is 0.6 nats off there, or 0.25 in a tiny model,
-# is found.
+# Mean difference of a log-prob, over 1 + the mean size of one. Rounding to bfloat16 makes 0.001 of it in tiny models
+# and up to 0.013 in SmolLM2-135M, whose probe has log-probs of 15 nats: what is 0.6 nats off there, or 0.25 in a tiny
+# model, is found.
 _MOST_DIFFERENT = {torch.float32: 1e-3, torch.bfloat16: 0.04}
 _PROBE_TOKENS = 32
 _LEAST_LENGTH = 3  # two tokens of a probe have a log-prob between them, and vLLM draws one after them
