@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
@@ -99,6 +100,7 @@ def exit_code(process: ForkServerProcess) -> int:
 def _command(arguments: list[str], log: str) -> None:
     _print_to(log)
     sys.argv = ["tandem", *arguments]
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and the command would leave it so
     cli.main()
 
 
