@@ -41,9 +41,10 @@ def check_loss(config: Config, loss: Loss | LossFunction | None) -> None:
         FunctionError: It asks for what there is not.
         ConfigError: It takes the place of terms that the config has weights for.
     """
+    if loss is None:
+        return
+    as_loss(loss, ClippedSurrogate())  # looks at its signature
     algorithm = config.algorithm
-    if loss is not None:
-        as_loss(loss, ClippedSurrogate())
     terms = [
         ("algorithm.kl_coef", 0.0 if algorithm.kl_in_reward else algorithm.kl_coef, "needs_reference"),
         ("algorithm.entropy_coef", algorithm.entropy_coef, "needs_entropy"),
@@ -55,7 +56,7 @@ def check_loss(config: Config, loss: Loss | LossFunction | None) -> None:
             f"set {key}=0; your loss can have the term itself: td.FunctionLoss(your_function, {needs}=True)",
         )
         for key, coef, needs in terms
-        if loss is not None and coef > 0
+        if coef > 0
     ]
     if problems:
         raise ConfigError(problems)
